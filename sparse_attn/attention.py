@@ -1,0 +1,58 @@
+"""The one door to attention: `append` and `decode` on a chosen backend."""
+
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from sparse_attn import ops, reference
+from sparse_attn.cache import LayerCache
+from sparse_attn.policy import Batch, ReadPlan, ReadPolicy
+
+Backend = Literal["native", "reference"]
+
+
+def append(
+    k: Float[Tensor, "B H D"],
+    v: Float[Tensor, "B H D"],
+    cache: LayerCache,
+    batch: Batch,
+    backend: Backend = "native",
+) -> None:
+    """Store the key and value of each sequence's current position, evicting what they replace."""
+    if backend == "reference":
+        reference.append(k, v, cache, batch)
+    else:
+        ops.append(k, v, cache, batch)
+
+
+def decode(
+    q: Float[Tensor, "B Hq D"],
+    cache: LayerCache,
+    policy: ReadPolicy,
+    plan: ReadPlan,
+    batch: Batch,
+    scale: float,
+    *,
+    layer: int,
+    state: Tensor | None = None,
+    backend: Backend = "native",
+) -> Float[Tensor, "B Hq D"]:
+    """One query per sequence against its prompt and the keys that `policy` reads.
+
+    A policy that learns gets its state updated in place. Raises RuntimeError with the reason if
+    the native backend cannot run this (which shape, what to change).
+    """
+    if backend == "native":
+        if policy.learns and plan.select is None:
+            raise RuntimeError(
+                f"policy {policy.name!r} is for study and runs on the reference backend only: "
+                'choose backend="reference"'
+            )
+        return ops.decode(q, cache, plan, batch, scale)
+    if not policy.learns:
+        return reference.decode(q, cache, plan, batch, scale)
+    weights = q.new_zeros(q.shape[0], policy.heads.kv_heads, policy.grid.tokens)
+    out = reference.decode(q, cache, plan, batch, scale, weights)
+    policy.update(layer, state, batch, weights)
+    return out

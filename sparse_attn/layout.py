@@ -1,0 +1,98 @@
+"""`CacheLayout`: where every key and value of a sequence lies, and how many bytes that takes.
+
+The cache of one sequence is one contiguous run of entries, layer after layer and head after
+head. A head's region is [prompt | anchors | ring]; heads may differ in the size of their ring.
+An entry is the key and the value of one token side by side (K then V, head_dim each), so that a
+sparse read fetches both with one run of memory.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from sparse_attn.policy import ReadPolicy
+
+ALIGNMENT = 256
+"""Bytes; every sequence starts on such a boundary, enough for any vector load."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVFormat:
+    """How K and V are stored: `name` as users write it, and the element type."""
+
+    name: str
+    dtype: torch.dtype
+
+    def entry_bytes(self, head_dim: int) -> int:
+        return 2 * head_dim * self.dtype.itemsize
+
+
+FORMATS = {
+    "fp32": KVFormat("fp32", torch.float32),
+    "bf16": KVFormat("bf16", torch.bfloat16),
+    "fp16": KVFormat("fp16", torch.float16),
+}
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """Addresses within the cache of one sequence, in entries.
+
+    prompt: entries set aside for the prompt in every head.
+    anchors: leading visual keys that are never evicted.
+    rings: entries of the ring of each layer and KV head.
+    """
+
+    prompt: int
+    anchors: int
+    rings: tuple[tuple[int, ...], ...]
+    head_dim: int
+    format: KVFormat
+
+    @classmethod
+    def of(cls, policy: ReadPolicy, prompt: int, head_dim: int, format: KVFormat) -> "CacheLayout":
+        """The layout of a sequence under `policy` with at most `prompt` prompt tokens."""
+        rings = tuple(policy.ring(layer) for layer in range(policy.heads.layers))
+        return cls(prompt, policy.anchors, rings, head_dim, format)
+
+    def head_entries(self, layer: int, head: int) -> int:
+        return self.prompt + self.anchors + self.rings[layer][head]
+
+    @cached_property
+    def offsets(self) -> tuple[tuple[int, ...], ...]:
+        """First entry of each layer and head, from the start of the sequence's cache."""
+        result, at = [], 0
+        for layer, rings in enumerate(self.rings):
+            row = []
+            for head in range(len(rings)):
+                row.append(at)
+                at += self.head_entries(layer, head)
+            result.append(tuple(row))
+        return tuple(result)
+
+    @cached_property
+    def entries(self) -> int:
+        return sum(
+            self.head_entries(layer, head)
+            for layer, rings in enumerate(self.rings)
+            for head in range(len(rings))
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one sequence, rounded up to the alignment: what the scheduler counts."""
+        raw = self.entries * self.format.entry_bytes(self.head_dim)
+        return -(-raw // ALIGNMENT) * ALIGNMENT
+
+    @property
+    def visual_bytes(self) -> int:
+        """Bytes of the visual entries alone (resident bytes of the picture)."""
+        stored = sum(self.anchors * len(r) + sum(r) for r in self.rings)
+        return stored * self.format.entry_bytes(self.head_dim)
+
+    def visual_entry(self, layer: int, head: int, key: int) -> int:
+        """Entry, within its head's region, of visual key `key`."""
+        if key < self.anchors:
+            return self.prompt + key
+        return self.prompt + self.anchors + (key - self.anchors) % self.rings[layer][head]

@@ -1,0 +1,169 @@
+"""`ReadPolicy`: the contract between attention policies, the cache and the kernels.
+
+A policy answers four questions for each (layer, KV head): which visual keys does the query at
+position t read, which are still stored, when does a key die, and how does a kernel find the
+reads. The prompt is always read and is not a policy's business.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int16, Int32, Int64
+from torch import Tensor
+
+from sparse_attn.geometry import Grid
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The (layer, KV head) pairs a policy decides for."""
+
+    layers: int
+    kv_heads: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """The sequences of one launch.
+
+    slots: int64 [B], first entry of each sequence's cache in the arena.
+    positions: int32 [B], visual position of the query (and of the key it writes).
+    prompts: int32 [B], prompt tokens of each sequence.
+    rows: int64 [B], row of each sequence in the policy's state.
+    """
+
+    slots: Int64[Tensor, "B"]
+    positions: Int32[Tensor, "B"]
+    prompts: Int32[Tensor, "B"]
+    rows: Int64[Tensor, "B"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadPlan:
+    """What a decode kernel needs to find the reads of one layer, in closed form.
+
+    The query at position t of sequence b reads, for KV head h, the prompt and the keys
+      {j < anchors, j <= t}                               the anchors,
+      {max(anchors, t - window[h] + 1) .. t}              the recent window,
+      {t - o >= anchors : (o, dc) in offsets[row of b, h], 0 <= column(t) - dc < stride}.
+    Offsets never point into the window (o >= window[h]) and never repeat, so that no key is
+    read twice.
+
+    window: int32 [H], keys counted from the query's own; 0 where offsets say everything.
+    offsets: int16 [R, H, n, 2] of (linear offset, dc), or None. R = 1: one table for all
+        sequences; else sequence b uses row `Batch.rows[b]`. Unused places hold (`UNUSED`, 0).
+        dc is 0 where the row edge does not matter.
+    anchors: how many leading visual keys are always read.
+    stride: positions per picture row, for the row-edge mask.
+    select: positions [lo, hi) whose step also replaces, per head and in place, the offset of the
+        smallest attention weight (summed over the head's query group; ties: the largest offset)
+        by t + 1 - anchors; None where nothing is learnt.
+    """
+
+    window: Int32[Tensor, "H"]
+    offsets: Int16[Tensor, "R H n 2"] | None
+    anchors: int
+    stride: int
+    select: tuple[int, int] | None = None
+
+
+UNUSED = 32767
+"""Linear offset of an unused place: farther back than any picture reaches."""
+
+
+class ReadPolicy(ABC):
+    """Decides the read set and the resident set of every KV head of a model on one grid.
+
+    Subclasses are immutable; what they learn while an image is drawn lives in a state tensor
+    that the engine owns, one row per sequence (`new_state`), so that images stay independent.
+    """
+
+    name: str
+
+    def __init__(self, grid: Grid, heads: Heads, anchors: int = 0) -> None:
+        if not 0 <= anchors <= grid.tokens:
+            raise ValueError(f"anchors must lie in 0..{grid.tokens}, got {anchors}")
+        self.grid = grid
+        self.heads = heads
+        self.anchors = anchors
+
+    @abstractmethod
+    def ring(self, layer: int) -> tuple[int, ...]:
+        """Entries stored for each KV head besides the anchors (the ring of recent keys)."""
+
+    @abstractmethod
+    def plan(self, layer: int, state: Tensor | None, device: torch.device) -> ReadPlan:
+        """The reads of `layer` in the form the kernels take; `state` as from `new_state`."""
+
+    def new_state(self, rows: int, device: torch.device) -> Tensor | None:
+        """State of `rows` fresh sequences: a tensor [rows, layers, ...], or None."""
+        return None
+
+    def update(
+        self, layer: int, state: Tensor | None, batch: Batch, weights: Float[Tensor, "B H N"]
+    ) -> None:
+        """Learn from one step, in place; the reference of what `ReadPlan.select` asks of a
+        kernel. `weights`: attention weights of every visual key, summed over the query heads of
+        each KV head, 0 where a key was not read."""
+
+    def dies_at(self, layer: int, head: int, key: int) -> int:
+        """First query position that no longer finds `key` stored (N if it never dies)."""
+        if key < self.anchors:
+            return self.grid.tokens
+        return min(key + self.ring(layer)[head], self.grid.tokens)
+
+    def resident(self, layer: int, head: int, t: int) -> list[int]:
+        """Visual keys stored for the query at position t, its own included, ascending."""
+        return [j for j in range(t + 1) if self.dies_at(layer, head, j) > t]
+
+    def reads(self, layer: int, state: Tensor | None, batch: Batch) -> Bool[Tensor, "B H N"]:
+        """Reference mask of the read set, derived key by key from `plan`."""
+        return mask_of(self.plan(layer, state, batch.positions.device), batch, self.grid)
+
+    @property
+    def learns(self) -> bool:
+        """Whether `update` changes anything (the kernel must then report arg-min weights)."""
+        return False
+
+    def read_bound(self) -> int:
+        """Most visual keys one head reads for one query."""
+        return self.grid.tokens
+
+    def resident_entries(self) -> Sequence[Sequence[int]]:
+        """Stored visual entries per layer and KV head, anchors included."""
+        return [
+            [min(self.anchors + r, self.grid.tokens) for r in self.ring(layer)]
+            for layer in range(self.heads.layers)
+        ]
+
+
+def read_keys(plan: ReadPlan, row: int, head: int, t: int) -> list[int]:
+    """Visual keys the query at position t reads, ascending: what a `ReadPlan` means."""
+    keys = set(range(min(plan.anchors, t + 1)))
+    keys.update(range(max(plan.anchors, t - int(plan.window[head]) + 1), t + 1))
+    if plan.offsets is not None:
+        table = plan.offsets[row if len(plan.offsets) > 1 else 0, head]
+        keys.update(_offset_keys(table.tolist(), t, plan))
+    return sorted(keys)
+
+
+def _offset_keys(offsets: list[list[int]], t: int, plan: ReadPlan) -> list[int]:
+    column = t % plan.stride
+    return [
+        t - linear
+        for linear, dc in offsets
+        if t - linear >= plan.anchors and 0 <= column - dc < plan.stride
+    ]
+
+
+def mask_of(plan: ReadPlan, batch: Batch, grid: Grid) -> Bool[Tensor, "B H N"]:
+    """The read set of a plan as a mask over all visual keys; slow and obviously right."""
+    shape = (len(batch.positions), len(plan.window), grid.tokens)
+    mask = torch.zeros(shape, dtype=torch.bool, device=batch.positions.device)
+    rows, positions = batch.rows.tolist(), batch.positions.tolist()
+    for b, (row, t) in enumerate(zip(rows, positions, strict=True)):
+        for h in range(len(plan.window)):
+            mask[b, h, read_keys(plan, row, h, t)] = True
+    return mask
