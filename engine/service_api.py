@@ -1,0 +1,73 @@
+"""The face of the engine towards the front ends."""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.events import Event
+from scheduler.request import ImageRequest, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a front end may offer for a loaded model."""
+
+    name: str
+    sizes: tuple[tuple[int, int], ...]  # (width, height) in pixels, the default first
+    visual_tokens: int
+    prompt_limit: str  # in the model's own words, e.g. "30 words"
+    sampling: Sampling  # defaults
+    policies: tuple[str, ...]
+    backend: str  # "native" or "reference"
+    device: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`alive`: the worker thread runs. `stuck_seconds`: how long the current step has taken."""
+
+    alive: bool
+    stuck_seconds: float
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since start and gauges of now, for /metrics."""
+
+    images_running: int
+    images_waiting: int
+    cache_bytes_used: int
+    cache_bytes_total: int
+    steps: int
+    tokens: int
+    images_finished: int
+    images_failed: int
+    images_aborted: int
+    images_parked: int
+    kv_read_bytes: int
+
+
+class ImageService(Protocol):
+    """One worker thread owns the device; these methods may be called from any thread."""
+
+    @property
+    def model(self) -> ModelInfo: ...
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        """Abort what runs, end the thread, release the device. Idempotent."""
+
+    def stream(self, request: ImageRequest) -> AsyncIterator[Event]:
+        """Submit and follow a request from asyncio; closing the iterator aborts it.
+
+        Raises RequestError before anything is queued if the model cannot serve it."""
+
+    def run(self, requests: Sequence[ImageRequest]) -> Iterator[tuple[int, Event]]:
+        """Submit many requests from a plain thread and yield (request index, event)."""
+
+    def health(self) -> Health: ...
+
+    def stats(self) -> EngineStats: ...
