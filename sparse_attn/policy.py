@@ -127,6 +127,15 @@ class ReadPolicy(ABC):
         """Whether `update` changes anything (the kernel must then report arg-min weights)."""
         return False
 
+    def read_total(self, t: int) -> int:
+        """Visual keys read by the query at position t, summed over layers and KV heads."""
+        cpu = torch.device("cpu")
+        return sum(
+            len(read_keys(self.plan(layer, None, cpu), 0, head, t))
+            for layer in range(self.heads.layers)
+            for head in range(self.heads.kv_heads)
+        )
+
     def read_bound(self) -> int:
         """Most visual keys one head reads for one query."""
         return self.grid.tokens

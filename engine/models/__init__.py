@@ -1,0 +1,1 @@
+"""Model families and presets: a name becomes a loaded model."""

@@ -1,0 +1,46 @@
+"""The attention policies by name."""
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from sparse_attn.geometry import Grid
+from sparse_attn.policies.dense import Dense
+from sparse_attn.policies.diagonal import Diagonal
+from sparse_attn.policy import Heads, ReadPolicy
+
+__all__ = ["POLICIES", "ReadPolicy", "build", "options_of"]
+
+POLICIES: dict[str, type[ReadPolicy]] = {cls.name: cls for cls in (Dense, Diagonal)}
+
+
+def build(
+    name: str, grid: Grid, heads: Heads, sparsity: float = 0.0, options: Mapping[str, Any] = {}
+) -> ReadPolicy:
+    """The policy `name` on `grid`. Raises ValueError naming what is wrong and what is known."""
+    cls = POLICIES.get(name)
+    if cls is None:
+        raise ValueError(f"unknown policy {name!r}{_nearest(name, POLICIES)}")
+    known = options_of(name)
+    for key in options:
+        if key not in known:
+            raise ValueError(f"policy {name!r} has no option {key!r}{_nearest(key, known)}")
+    arguments = dict(options)
+    if "sparsity" in inspect.signature(cls.__init__).parameters:
+        arguments["sparsity"] = sparsity
+    elif sparsity:
+        raise ValueError(f"policy {name!r} has no sparsity; choose another policy or sparsity 0")
+    return cls(grid, heads, **arguments)
+
+
+def options_of(name: str) -> dict[str, inspect.Parameter]:
+    """The options a policy takes besides its sparsity, as signature parameters."""
+    parameters = inspect.signature(POLICIES[name].__init__).parameters
+    return {k: p for k, p in parameters.items() if k not in ("self", "grid", "heads", "sparsity")}
+
+
+def _nearest(name: str, known: Mapping[str, object]) -> str:
+    match = difflib.get_close_matches(name, known, 1)
+    hint = f"; did you mean {match[0]!r}?" if match else ""
+    return f"{hint} (known: {', '.join(sorted(known)) or 'none'})"

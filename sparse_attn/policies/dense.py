@@ -19,3 +19,6 @@ class Dense(ReadPolicy):
             (self.heads.kv_heads,), self.grid.tokens, dtype=torch.int32, device=device
         )
         return ReadPlan(window, None, self.anchors, self.grid.stride)
+
+    def read_total(self, t: int) -> int:
+        return (t + 1) * self.heads.layers * self.heads.kv_heads

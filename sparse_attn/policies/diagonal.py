@@ -92,5 +92,8 @@ class Diagonal(ReadPolicy):
             weakest = order[weights[head, t - offsets[head][order].long()].argmin()]
             offsets[head, weakest] = t + 1 - self.anchors
 
+    def read_total(self, t: int) -> int:
+        return min(t + 1, self.kept + self.anchors) * self.heads.layers * self.heads.kv_heads
+
     def read_bound(self) -> int:
         return self.kept + self.anchors

@@ -1,0 +1,74 @@
+"""The KV arena: one allocation that holds the caches of all sequences in flight."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sparse_attn.cache import LayerCache, LayerTable
+from sparse_attn.layout import CacheLayout
+
+
+class KVArena:
+    """`total_bytes` of device memory; extents of it are handed out by the scheduler."""
+
+    def __init__(self, total_bytes: int, device: torch.device) -> None:
+        self.device = device
+        try:
+            self._bytes = torch.empty(total_bytes, dtype=torch.uint8, device=device)
+        except RuntimeError as error:
+            raise MemoryError(
+                f"cannot allocate a KV cache of {total_bytes / 2**30:.1f} GiB on {device}: "
+                "choose a smaller cache_bytes"
+            ) from error
+        self._tables: dict[tuple[int, int], tuple[CacheLayout, LayerTable]] = {}
+
+    def entries(self, layout: CacheLayout) -> Tensor:
+        """The arena as entries of a layout: [entries, 2, head_dim]."""
+        entry = layout.format.entry_bytes(layout.head_dim)
+        usable = len(self._bytes) // entry * entry
+        typed = self._bytes[:usable].view(layout.format.dtype)
+        return typed.view(-1, 2, layout.head_dim)
+
+    def entry_of(self, layout: CacheLayout, byte_offset: int) -> int:
+        """First entry of a slot (the scheduler aligns slots to whole entries)."""
+        entry, rest = divmod(byte_offset, layout.format.entry_bytes(layout.head_dim))
+        if rest:
+            raise ValueError(f"slot at byte {byte_offset} is not aligned to an entry of {layout}")
+        return entry
+
+    def layer(self, layout: CacheLayout, layer: int) -> LayerCache:
+        key = (id(layout), layer)
+        if key not in self._tables:
+            self._tables[key] = (layout, LayerTable.of(layout, layer, self.device))
+        return LayerCache(self.entries(layout), self._tables[key][1])
+
+
+class RowPool:
+    """Rows of a policy's state, handed out to sequences and grown when all are taken."""
+
+    def __init__(self, fresh: Callable[[int], Tensor | None]) -> None:
+        self._fresh = fresh
+        self.state = fresh(1)
+        self._initial = None if self.state is None else self.state[0].clone()
+        self._free = [0]
+        self._size = 1
+
+    def take(self) -> int:
+        """A row in its initial state."""
+        if not self._free:
+            self._grow()
+        row = self._free.pop(0)
+        if self.state is not None:
+            self.state[row] = self._initial
+        return row
+
+    def give_back(self, row: int) -> None:
+        self._free.append(row)
+
+    def _grow(self) -> None:
+        more = self._fresh(self._size)
+        if self.state is not None and more is not None:
+            self.state = torch.cat([self.state, more])
+        self._free.extend(range(self._size, 2 * self._size))
+        self._size *= 2

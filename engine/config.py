@@ -1,0 +1,69 @@
+"""The configuration of an engine, composed of what each room needs."""
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from scheduler.request import PolicyChoice
+from sparse_attn import ops
+from sparse_attn.attention import Backend
+from sparse_attn.layout import FORMATS, KVFormat
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How one engine runs.
+
+    model: preset name or folder of weights.
+    backend: "auto" is native where the compiled operators are there, else an error that says how to
+        build them; "reference" is slow and needs none.
+    cache_bytes: size of the KV arena; None takes an eighth of the memory, at most 4 GiB.
+    max_images: images in flight.
+    policy: attention policy of requests that name none.
+    """
+
+    model: str = "mini"
+    backend: Literal["auto", "native", "reference"] = "auto"
+    kv_format: str = "fp32"
+    cache_bytes: int | None = None
+    max_images: int = 16
+    max_prefill_images: int = 8
+    sub_batch_images: int = 16
+    threads: int | None = None
+    policy: PolicyChoice = PolicyChoice()
+
+    def __post_init__(self) -> None:
+        if self.kv_format not in FORMATS:
+            raise ValueError(f"unknown kv_format {self.kv_format!r} (known: {', '.join(FORMATS)})")
+        for name in ("max_images", "max_prefill_images", "sub_batch_images"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.cache_bytes is not None and self.cache_bytes < 1:
+            raise ValueError(f"cache_bytes must be positive, got {self.cache_bytes}")
+
+    @property
+    def format(self) -> KVFormat:
+        return FORMATS[self.kv_format]
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def resolved_backend(self) -> Backend:
+        """Raises RuntimeError with the reason if the native operators are asked for and absent."""
+        if self.backend == "reference":
+            return "reference"
+        reason = ops.why_not()
+        if reason is not None:
+            raise RuntimeError(f'{reason}; or choose backend="reference", which is slow')
+        return "native"
+
+    @property
+    def resolved_cache_bytes(self) -> int:
+        if self.cache_bytes is not None:
+            return self.cache_bytes
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return min(memory // 8, 4 << 30)

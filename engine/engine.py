@@ -1,0 +1,154 @@
+"""The engine: requests in, events out, one step at a time."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import lcm
+
+import torch
+
+from engine.cache import KVArena
+from engine.config import EngineConfig
+from engine.events import Event, Failed, Finished, Partial, Progress
+from engine.image import Image
+from engine.intake import Intake
+from engine.models.base import VisualModel
+from engine.models.presets import load_model
+from engine.partial import partial_due, unfinished
+from engine.runner import Runner
+from scheduler.config import SchedulerConfig
+from scheduler.plan import StepPlan
+from scheduler.request import ImageRequest
+from scheduler.scheduler import Scheduler
+from sparse_attn.layout import ALIGNMENT
+
+Listener = Callable[[Event], None]
+
+
+@dataclass(slots=True)
+class Counters:
+    """What an engine has done since it started."""
+
+    steps: int = 0
+    tokens: int = 0
+    finished: int = 0
+    failed: int = 0
+    aborted: int = 0
+    kv_read_bytes: int = 0
+
+
+class Engine:
+    """Single-threaded: whoever calls `step` owns the device. See `engine.service` for threads."""
+
+    def __init__(self, config: EngineConfig, model: VisualModel | None = None) -> None:
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.config = config
+        self.backend = config.resolved_backend
+        self.model = model or load_model(config.model, self.backend)
+        self.scheduler = Scheduler(scheduler_config(config, self.model))
+        arena = KVArena(config.resolved_cache_bytes, config.device)
+        self.runner = Runner(self.model, arena, self.backend)
+        self.intake = Intake(self.model, config)
+        self.counters = Counters()
+        self._listeners: dict[int, Listener] = {}
+
+    def add(self, request: ImageRequest, listener: Listener) -> None:
+        """Queue a request. Raises RequestError if this model cannot serve it."""
+        images = self.intake.images(request)
+        self.scheduler.add([self.intake.task(image) for image in images])
+        for image in images:
+            self.runner.images[image.number] = image
+            self._listeners[image.number] = listener
+
+    def abort(self, request_id: str) -> None:
+        """Drop what is left of a request; unknown ids are ignored."""
+        images = [i for i in self.runner.images.values() if i.request.id == request_id]
+        self.scheduler.abort(request_id)
+        self.counters.aborted += len(images)
+        for image in images:
+            self._drop(image)
+
+    def fail_all(self, reason: str) -> None:
+        """Tell every listener that nothing more comes."""
+        for image in list(self.runner.images.values()):
+            self.scheduler.abort(image.request.id)
+            self._fail(image, reason)
+
+    def step(self) -> bool:
+        """Plan, run, commit, report. False when there is nothing to do."""
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return False
+        self._mark_started(plan)
+        result = self.runner.run(plan)
+        self._report(plan)
+        for end in self.scheduler.commit(result):
+            self._end(self.runner.images[end.image], end.failure)
+        return True
+
+    def _mark_started(self, plan: StepPlan) -> None:
+        now = time.monotonic()
+        for sub in plan.sub_batches:
+            for step in sub.images:
+                image = self.runner.images[step.image]
+                image.started = image.started or now
+
+    def _report(self, plan: StepPlan) -> None:
+        self.counters.steps += 1
+        for sub in plan.sub_batches:
+            for step in sub.images:
+                if step.image in self.runner.images:
+                    self.counters.tokens += 1
+                    self._report_image(self.runner.images[step.image])
+
+    def _report_image(self, image: Image) -> None:
+        """Progress at the end of each row, and the partial pictures a request asked for."""
+        if not image.tokens:
+            return
+        done, total = len(image.tokens), self.model.grid.tokens
+        if done % self.model.grid.stride == 0:
+            self._tell(image, Progress(image.index, done, total))
+        number = partial_due(done, total, image.request.partial_images)
+        if number is not None and done < total:
+            pixels = unfinished(self.model, image.tokens)
+            self._tell(image, Partial(image.index, number, pixels.numpy()))
+
+    def _end(self, image: Image, failure: str | None) -> None:
+        if failure is None:
+            self._finish(image)
+        else:
+            self._fail(image, failure)
+
+    def _finish(self, image: Image) -> None:
+        pixels = self.model.decode_pixels(torch.tensor(image.tokens)[None])[0].numpy()
+        stats = image.stats(time.monotonic())
+        self.counters.finished += 1
+        self.counters.kv_read_bytes += stats.kv_read_bytes
+        tokens = tuple(image.tokens)
+        self._tell(image, Finished(image.index, image.seed, pixels, tokens, stats))
+        self._drop(image)
+
+    def _fail(self, image: Image, reason: str) -> None:
+        self.counters.failed += 1
+        self._tell(image, Failed(image.index, reason))
+        self._drop(image)
+
+    def _tell(self, image: Image, event: Event) -> None:
+        self._listeners[image.number](event)
+
+    def _drop(self, image: Image) -> None:
+        self.runner.forget(image.number)
+        del self.runner.images[image.number], self._listeners[image.number]
+
+
+def scheduler_config(config: EngineConfig, model: VisualModel) -> SchedulerConfig:
+    """The scheduler's share of an engine's configuration."""
+    entry = config.format.entry_bytes(model.shape.head_dim)
+    return SchedulerConfig(
+        cache_bytes=config.resolved_cache_bytes,
+        max_images=config.max_images,
+        max_prefill_images=config.max_prefill_images,
+        sub_batch_images=config.sub_batch_images,
+        alignment=lcm(ALIGNMENT, entry),
+    )

@@ -1,0 +1,175 @@
+"""The runner executes a `StepPlan`: embed, run the layers, give logits, draw tokens."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from engine.cache import KVArena, RowPool
+from engine.image import Group, Image
+from engine.models.base import SubBatchRun, VisualModel
+from engine.phases import DecodeAttention, PrefillAttention
+from engine.sampling import Draw, guide, sample
+from scheduler.plan import ImageStep, StepPlan, StepResult, SubBatch
+from sparse_attn.attention import Backend
+from sparse_attn.policy import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One row of a sub-batch: sequence `index` (0 conditional, 1 unconditional) of an image."""
+
+    image: Image
+    step: ImageStep
+    index: int
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return self.image.prompts[self.index]
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.prompt)
+
+
+class Runner:
+    """Owns the tensors of a run. `images` maps numbers to images; the caller fills it."""
+
+    def __init__(self, model: VisualModel, arena: KVArena, backend: Backend) -> None:
+        self.model, self.arena, self.backend = model, arena, backend
+        self.images: dict[int, Image] = {}
+        self._rows: dict[str, RowPool] = {}
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Run one step: every image named in the plan draws one token."""
+        self._release(plan.released)
+        with torch.inference_mode():
+            batches = [self._sequences(sub) for sub in plan.sub_batches]
+            runs = [self._prepare(s, b) for s, b in zip(plan.sub_batches, batches, strict=True)]
+            run_layers(self.model, runs)
+            failed: dict[int, str] = {}
+            for sub, sequences, run in zip(plan.sub_batches, batches, runs, strict=True):
+                failed |= self._draw(self._last_rows(sub, sequences, run), sequences)
+        return StepResult(plan.step, failed)
+
+    def forget(self, number: int) -> None:
+        """Give back the state rows of an image; the image itself stays with the caller."""
+        image = self.images[number]
+        for row in image.rows:
+            self._pool(image.group).give_back(row)
+        image.rows = ()
+
+    def _release(self, numbers: tuple[int, ...]) -> None:
+        for number in numbers:
+            if number in self.images:
+                self.forget(number)
+                self.images[number].restart()
+
+    def _sequences(self, sub: SubBatch) -> list[Sequence]:
+        """Rows of a sub-batch: all conditional sequences first, then the unconditional ones."""
+        pairs = [(self.images[step.image], step) for step in sub.images]
+        most = max(len(step.slots) for _, step in pairs)
+        return [
+            Sequence(image, step, i) for i in range(most) for image, step in pairs
+            if i < len(step.slots)
+        ]  # fmt: skip
+
+    def _prepare(self, sub: SubBatch, sequences: list[Sequence]) -> SubBatchRun:
+        if sub.phase == "prefill":
+            return self._prepare_prefill(sequences)
+        return self._prepare_decode(sequences)
+
+    def _prepare_prefill(self, sequences: list[Sequence]) -> SubBatchRun:
+        group, lengths = sequences[0].image.group, [s.prompt_length for s in sequences]
+        for s in sequences:
+            if s.index == 0:
+                self._start(s.image, len(s.step.slots))
+        hidden = [self.model.embed_prompt(self._ids(s.prompt)) for s in sequences]
+        angles = [self.model.rotary_prompt(n) for n in lengths]
+        slots = [self._slot(s) for s in sequences]
+        attend = PrefillAttention(self.arena, group, slots, lengths)
+        cos, sin = (torch.cat(x) for x in zip(*angles, strict=True))
+        return SubBatchRun(torch.cat(hidden), cos, sin, attend)
+
+    def _prepare_decode(self, sequences: list[Sequence]) -> SubBatchRun:
+        group = sequences[0].image.group
+        positions = self._ids([s.step.position for s in sequences])
+        prompts = self._ids([s.prompt_length for s in sequences])
+        tokens = self._ids([s.image.tokens[-1] for s in sequences])
+        batch = Batch(
+            self._ids([self._slot(s) for s in sequences]),
+            positions.int(), prompts.int(),
+            self._ids([s.image.rows[s.index] for s in sequences]),
+        )  # fmt: skip
+        state = self._pool(group).state
+        attend = DecodeAttention(self.arena, group, batch, state, self.backend)
+        cos, sin = self.model.rotary_visual(positions, prompts)
+        return SubBatchRun(self.model.embed_visual(tokens, positions), cos, sin, attend)
+
+    def _last_rows(self, sub: SubBatch, sequences: list[Sequence], run: SubBatchRun) -> Tensor:
+        if sub.phase == "decode":
+            return run.hidden
+        lengths = torch.tensor([s.prompt_length for s in sequences])
+        return run.hidden[(lengths.cumsum(0) - 1).to(run.hidden.device)]
+
+    def _draw(self, hidden: Float[Tensor, "M d"], sequences: list[Sequence]) -> dict[int, str]:
+        """Append a token to every image; returns the images whose logits are not finite."""
+        logits = guided_logits(self.model.logits(hidden), sequences)
+        firsts = [s for s in sequences if s.index == 0]
+        finite = logits.isfinite().all(-1).tolist()
+        draws = [Draw(s.image.request.sampling, s.image.seed, s.step.position + 1) for s in firsts]
+        tokens = sample(logits.nan_to_num(), draws).tolist()
+        failed = {}
+        for s, token, good in zip(firsts, tokens, finite, strict=True):
+            if good:
+                s.image.tokens.append(token)
+            else:
+                failed[s.image.number] = (
+                    f"the model gave NaN or infinite logits at visual token {s.step.position + 1}"
+                )
+        return failed
+
+    def _start(self, image: Image, sequences: int) -> None:
+        pool = self._pool(image.group)
+        image.rows = tuple(pool.take() for _ in range(sequences))
+        image.tokens.clear()
+
+    def _pool(self, group: Group) -> RowPool:
+        if group.name not in self._rows:
+            policy, device = group.policy, self.arena.device
+            self._rows[group.name] = RowPool(lambda rows: policy.new_state(rows, device))
+        return self._rows[group.name]
+
+    def _slot(self, s: Sequence) -> int:
+        return self.arena.entry_of(s.image.group.layout, s.step.slots[s.index])
+
+    def _ids(self, values: tuple[int, ...] | list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.arena.device)
+
+
+def run_layers(model: VisualModel, runs: list[SubBatchRun]) -> None:
+    """Layer outer, sub-batches inner (FlexGen's block schedule): a layer's weights are visited once
+    per step. Offloading puts its copies between these calls; a CUDA graph captures the loop."""
+    for layer in range(model.shape.layers):
+        for run in runs:
+            model.run_layer(layer, run)
+
+
+def guided_logits(
+    logits: Float[Tensor, "M V"], sequences: list[Sequence]
+) -> Float[Tensor, "B V"]:
+    """One row per image: guidance where an image has a second sequence."""
+    images = [s.image.number for s in sequences if s.index == 0]
+    result = logits[: len(images)]
+    paired = [i for i, s in enumerate(sequences) if s.index == 1]
+    if not paired:
+        return result
+    at = torch.tensor([images.index(sequences[i].image.number) for i in paired])
+    scales = [sequences[i].image.request.sampling.guidance_scale for i in paired]
+    scale = torch.tensor(scales, device=logits.device)[:, None]
+    result = result.clone()
+    result[at] = guide(result[at], logits[len(images) :], scale)
+    return result
+
+

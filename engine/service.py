@@ -1,0 +1,173 @@
+"""`EngineService`: one worker thread owns the device; front ends talk to it through queues."""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+from engine.config import EngineConfig
+from engine.engine import Engine, Listener
+from engine.events import Event, Failed, Finished
+from engine.models.base import VisualModel
+from engine.service_api import EngineStats, Health, ModelInfo
+from scheduler.request import ImageRequest, RequestError
+from sparse_attn.policies import POLICIES
+
+log = logging.getLogger("bishop.engine")
+
+
+class EngineService:
+    """See `engine.service_api.ImageService`. Loading happens here, stepping in the thread."""
+
+    def __init__(self, config: EngineConfig, model: VisualModel | None = None) -> None:
+        self._engine = Engine(config, model)
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._error: str | None = None
+        self._step_started: float | None = None
+
+    @property
+    def model(self) -> ModelInfo:
+        model, engine = self._engine.model, self._engine
+        return ModelInfo(
+            name=model.name,
+            sizes=(model.pixel_size,),
+            visual_tokens=model.grid.tokens,
+            prompt_limit=model.prompt_limit,
+            sampling=model.sampling,
+            policies=tuple(POLICIES),
+            backend=engine.backend,
+            device=str(engine.config.device),
+            dtype=engine.config.kv_format,
+        )
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="bishop-engine", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    async def stream(self, request: ImageRequest) -> AsyncIterator[Event]:
+        """Submit and follow a request; closing the iterator aborts what is left of it."""
+        loop = asyncio.get_running_loop()
+        inbox: asyncio.Queue[Event | Exception] = asyncio.Queue()
+
+        def listen(item: Event | Exception) -> None:
+            loop.call_soon_threadsafe(inbox.put_nowait, item)
+
+        self._submit(request, listen)
+        open_images = request.n
+        try:
+            while open_images:
+                item = await inbox.get()
+                if isinstance(item, Exception):
+                    raise item
+                open_images -= isinstance(item, Finished | Failed)
+                yield item
+        finally:
+            if open_images:
+                self._command(lambda: self._engine.abort(request.id))
+
+    def run(self, requests: Sequence[ImageRequest]) -> Iterator[tuple[int, Event]]:
+        """Submit many requests from a plain thread and yield (request index, event)."""
+        inbox: queue.SimpleQueue[tuple[int, Event | Exception]] = queue.SimpleQueue()
+        for index, request in enumerate(requests):
+            self._submit(request, lambda item, index=index: inbox.put((index, item)))  # type: ignore[misc]
+        open_images = sum(request.n for request in requests)
+        try:
+            while open_images:
+                index, item = inbox.get()
+                if isinstance(item, Exception):
+                    raise item
+                open_images -= isinstance(item, Finished | Failed)
+                yield index, item
+        finally:
+            if open_images:
+                for request in requests:
+                    self._command(lambda id=request.id: self._engine.abort(id))  # type: ignore[misc]
+
+    def health(self) -> Health:
+        alive = self._thread is not None and self._thread.is_alive() and self._error is None
+        started = self._step_started
+        stuck = 0.0 if started is None else time.monotonic() - started
+        return Health(alive, stuck, self._error)
+
+    def stats(self) -> EngineStats:
+        counters, planned = self._engine.counters, self._engine.scheduler.stats()
+        return EngineStats(
+            images_running=planned.running,
+            images_waiting=planned.waiting + planned.parked,
+            cache_bytes_used=planned.used_bytes,
+            cache_bytes_total=planned.total_bytes,
+            steps=counters.steps,
+            tokens=counters.tokens,
+            images_finished=counters.finished,
+            images_failed=counters.failed,
+            images_aborted=counters.aborted,
+            images_parked=planned.totals.parked,
+            kv_read_bytes=counters.kv_read_bytes,
+        )
+
+    def _submit(
+        self, request: ImageRequest, listen: Callable[[Event | Exception], None]
+    ) -> None:
+        """Check in the caller's thread, so that a refusal is raised at once, then queue."""
+        self._engine.intake.check(request)
+
+        def add() -> None:
+            try:
+                self._engine.add(request, listen)
+            except RequestError as error:
+                listen(error)
+
+        self._command(add, listen)
+
+    def _command(self, run: Callable[[], None], listen: Listener | None = None) -> None:
+        with self._wake:
+            if self._stopping or self._error:
+                if listen is not None:
+                    raise RuntimeError(self._error or "the engine is stopping")
+                return
+            self._commands.append(run)
+            self._wake.notify()
+
+    def _work(self) -> None:
+        try:
+            while self._take_commands():
+                self._step_started = time.monotonic()
+                busy = self._engine.step()
+                self._step_started = None
+                if not busy:
+                    self._sleep()
+            self._engine.fail_all("the engine is stopping")
+        except Exception as error:
+            log.exception("the engine thread died")
+            self._error = f"the engine died: {type(error).__name__}: {error}"
+            self._engine.fail_all(self._error)
+
+    def _take_commands(self) -> bool:
+        """Run what front ends asked for; False when it is time to stop."""
+        while True:
+            with self._wake:
+                if self._stopping:
+                    return False
+                if not self._commands:
+                    return True
+                command = self._commands.popleft()
+            command()
+
+    def _sleep(self) -> None:
+        with self._wake:
+            while not (self._commands or self._stopping):
+                self._wake.wait()
