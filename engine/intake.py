@@ -28,8 +28,7 @@ class Intake:
         first = self._next
         self._next += request.n
         return [
-            Image(first + i, request, i, group, prompts, time.monotonic())
-            for i in range(request.n)
+            Image(first + i, request, i, group, prompts, time.monotonic()) for i in range(request.n)
         ]
 
     def check(self, request: ImageRequest) -> None:

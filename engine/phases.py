@@ -40,9 +40,7 @@ class PrefillAttention:
     """Causal attention within each prompt (FlashAttention-2 through torch SDPA), prompt by prompt,
     so that a prompt's result does not depend on the others."""
 
-    def __init__(
-        self, arena: KVArena, group: Group, slots: list[int], lengths: list[int]
-    ) -> None:
+    def __init__(self, arena: KVArena, group: Group, slots: list[int], lengths: list[int]) -> None:
         self.arena, self.group, self.slots, self.lengths = arena, group, slots, lengths
 
     def __call__(

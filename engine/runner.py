@@ -156,9 +156,7 @@ def run_layers(model: VisualModel, runs: list[SubBatchRun]) -> None:
             model.run_layer(layer, run)
 
 
-def guided_logits(
-    logits: Float[Tensor, "M V"], sequences: list[Sequence]
-) -> Float[Tensor, "B V"]:
+def guided_logits(logits: Float[Tensor, "M V"], sequences: list[Sequence]) -> Float[Tensor, "B V"]:
     """One row per image: guidance where an image has a second sequence."""
     images = [s.image.number for s in sequences if s.index == 0]
     result = logits[: len(images)]
@@ -171,5 +169,3 @@ def guided_logits(
     result = result.clone()
     result[at] = guide(result[at], logits[len(images) :], scale)
     return result
-
-

@@ -119,9 +119,7 @@ class EngineService:
             kv_read_bytes=counters.kv_read_bytes,
         )
 
-    def _submit(
-        self, request: ImageRequest, listen: Callable[[Event | Exception], None]
-    ) -> None:
+    def _submit(self, request: ImageRequest, listen: Callable[[Event | Exception], None]) -> None:
         """Check in the caller's thread, so that a refusal is raised at once, then queue."""
         self._engine.intake.check(request)
 

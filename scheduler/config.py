@@ -15,12 +15,14 @@ class SchedulerConfig:
     max_prefill_images: images whose prompt is read in one step; more wait for the next step, so
         that a burst of arrivals does not stall the pictures being drawn.
     sub_batch_images: most images that share one pass over a layer (FlexGen's gpu_batch_size).
+    alignment: bytes; every slot starts on a multiple of it (a whole number of cache entries).
     """
 
     cache_bytes: int
     max_images: int = 256
     max_prefill_images: int = 8
     sub_batch_images: int = 64
+    alignment: int = CACHE_ALIGNMENT
 
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self)):

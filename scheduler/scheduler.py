@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from scheduler.config import CACHE_ALIGNMENT, SchedulerConfig
+from scheduler.config import SchedulerConfig
 from scheduler.memory import ExtentAllocator
 from scheduler.plan import PREFILL, ImageStep, ImageTask, StepPlan, StepResult, SubBatch
 from scheduler.queue import ImageQueue
@@ -61,7 +61,7 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig):
         self.config = config
-        self._memory = ExtentAllocator(config.cache_bytes, CACHE_ALIGNMENT)
+        self._memory = ExtentAllocator(config.cache_bytes, config.alignment)
         self._queue = ImageQueue()
         self._running: dict[int, _Running] = {}  # in order of admission
         self._parked: set[int] = set()
