@@ -1,0 +1,2 @@
+cpu: str
+cuda: str
