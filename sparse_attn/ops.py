@@ -36,10 +36,6 @@ def built() -> dict[str, str]:
     return {"cpu": _C.cpu, "cuda": _C.cuda}
 
 
-def why_not() -> str | None:
-    return "not built"
-
-
 def append(
     k: Float[Tensor, "B H D"], v: Float[Tensor, "B H D"], cache: LayerCache, batch: Batch
 ) -> None:
