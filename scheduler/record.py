@@ -6,7 +6,6 @@ occurs twice in a plan is a `RecordError` that names the line.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -38,6 +37,8 @@ def from_line(line: str) -> StepPlan | StepResult:
     item = parsed.plan or parsed.result
     if item is None or len(parsed.model_fields_set) != 1:
         raise RecordError("a line holds either a plan or a result")
+    if item.step < 0:
+        raise RecordError(f"step {item.step} is negative")
     if isinstance(item, StepPlan):
         _check(item)
     return item
@@ -47,15 +48,14 @@ def read(lines: Iterable[str]) -> Iterator[StepPlan | StepResult]:
     """Plans and results in turn, steps counted from 0. A run cut short may end with a plan.
 
     Raises RecordError with the number of the line (from 1)."""
+    plan: StepPlan | None = None
     for number, line in enumerate(lines):
-        step, kind = number // 2, StepResult if number % 2 else StepPlan
         try:
             item = from_line(line)
+            _check_turn(item, number, plan)
         except RecordError as error:
             raise RecordError(f"line {number + 1}: {error}") from error
-        if type(item) is not kind or item.step != step:
-            found = f"{type(item).__name__} of step {item.step}"
-            raise RecordError(f"line {number + 1}: expected {kind.__name__} of {step}: {found}")
+        plan = item if isinstance(item, StepPlan) else None
         yield item
 
 
@@ -65,9 +65,23 @@ def _explain(error: ValidationError) -> str:
     return f"{where}: {first['msg']}"
 
 
+def _images(plan: StepPlan) -> list[int]:
+    return [step.image for batch in plan.sub_batches for step in batch.images]
+
+
+def _check_turn(item: StepPlan | StepResult, number: int, plan: StepPlan | None) -> None:
+    step, kind = number // 2, StepResult if number % 2 else StepPlan
+    if type(item) is not kind or item.step != step:
+        found = f"{type(item).__name__} of step {item.step}"
+        raise RecordError(f"expected {kind.__name__} of step {step}, found {found}")
+    failed = item.failed.keys() if isinstance(item, StepResult) else set[int]()
+    if plan is not None and (strangers := sorted(failed - set(_images(plan)))):
+        raise RecordError(f"failed images {strangers} were not in step {step}")
+
+
 def _check(plan: StepPlan) -> None:
     """What types cannot say about a plan."""
-    images = [step.image for batch in plan.sub_batches for step in batch.images]
+    images = _images(plan)
     if len(set(images)) < len(images):
         raise RecordError(f"an image occurs twice in step {plan.step}")
     for batch in plan.sub_batches:
@@ -78,6 +92,6 @@ def _check_sub_batch(batch: SubBatch) -> None:
     if not batch.images:
         raise RecordError(f"an empty {batch.phase} sub-batch")
     for step in batch.images:
-        phase: Literal["prefill", "decode"] = "prefill" if step.position == PREFILL else "decode"
+        phase = "prefill" if step.position == PREFILL else "decode"
         if phase != batch.phase or step.position < PREFILL or min(step.slots, default=-1) < 0:
             raise RecordError(f"not a {batch.phase} step: {step}")

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scheduler.config import CACHE_ALIGNMENT as UNIT
 from scheduler.config import SchedulerConfig
@@ -46,12 +48,19 @@ def step(scheduler: Scheduler, failed: dict[int, str] | None = None) -> tuple[St
 
 
 def drain(scheduler: Scheduler) -> list[int]:
-    ended = []
+    ended = list[int]()
     for _ in range(1000):
         if (plan := scheduler.schedule()) is None:
             return ended
         ended += [end.image for end in scheduler.commit(StepResult(plan.step))]
     raise AssertionError("the scheduler does not come to an end")
+
+
+def largest_hole(at: dict[int, int], sizes: list[int], stay: list[int]) -> int:
+    """Largest free extent of an arena of 100 if only the images `stay` lie in it."""
+    taken = {unit for i in stay for unit in range(at[i], at[i] + sizes[i])}
+    free = "".join(" x"[unit in taken] for unit in range(100))
+    return max(map(len, free.split("x")))
 
 
 def shape(plan: StepPlan) -> list[tuple[str, str, list[int]]]:
@@ -129,6 +138,18 @@ class TestOrder:
         order = [image for _ in range(3) for image, at in positions(step(s)[0]).items() if at < 0]
         assert order == [2, 0, 1]
 
+    def test_a_stream_of_small_requests_does_not_starve_a_large_one(self) -> None:
+        s = scheduler()
+        s.add([task(i, 10, tokens=5) for i in range(10)])
+        step(s), step(s)
+        s.add([task(10, 100, tokens=1)])
+        for image in range(11, 30):
+            s.add([task(image, 10, tokens=5)])
+            plan, _ = step(s)
+            if 10 in positions(plan):
+                break
+        assert image <= 16  # no later than when those before it have ended
+
     def test_images_of_one_request_share_the_line_with_others(self) -> None:
         s = scheduler(cache=20)
         s.add([task(0, request="a", tokens=1), task(1, request="a", tokens=2)])
@@ -188,6 +209,26 @@ class TestParking:
         step(s)
         s.add([task(5, 35)])
         assert step(s)[0].released == (4, 3)
+
+    @given(st.data())
+    def test_parks_exactly_the_shortest_run_of_youngest_that_makes_room(
+        self, data: st.DataObject
+    ) -> None:
+        sizes = data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=12))
+        s = scheduler(max_prefill_images=20)
+        s.add([batch(i, size, tokens=data.draw(st.integers(1, 9))) for i, size in enumerate(sizes)])
+        ended = set(step(s)[1])
+        plan, more = step(s)
+        ended |= set(more)
+        slots = {i.image: i.slots[0] // UNIT for b in plan.sub_batches for i in b.images}
+        at = {image: slot for image, slot in slots.items() if image not in ended}
+        size = data.draw(st.integers(1, 100))
+        s.add([task(20, size)])
+        plan, _ = step(s)
+        youngest = sorted(at, reverse=True)
+        counts = range(len(youngest) + 1)
+        fewest = next(n for n in counts if largest_hole(at, sizes, youngest[n:]) >= size)
+        assert [i for i in plan.released if i in at] == youngest[:fewest]
 
     def test_parks_none_when_even_all_would_not_do(self) -> None:
         s = scheduler()
