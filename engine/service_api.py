@@ -49,6 +49,16 @@ class EngineStats:
     kv_read_bytes: int
 
 
+class EventStream(Protocol):
+    """The events of one request. `aclose` aborts what still runs of it; it is idempotent."""
+
+    def __aiter__(self) -> AsyncIterator[Event]: ...
+
+    async def __anext__(self) -> Event: ...
+
+    async def aclose(self) -> None: ...
+
+
 class ImageService(Protocol):
     """One worker thread owns the device; these methods may be called from any thread."""
 
@@ -60,8 +70,8 @@ class ImageService(Protocol):
     def stop(self) -> None:
         """Abort what runs, end the thread, release the device. Idempotent."""
 
-    def stream(self, request: ImageRequest) -> AsyncIterator[Event]:
-        """Submit and follow a request from asyncio; closing the iterator aborts it.
+    def stream(self, request: ImageRequest) -> EventStream:
+        """Submit and follow a request from asyncio; closing the stream aborts it.
 
         Raises RequestError before anything is queued if the model cannot serve it."""
 

@@ -1,0 +1,1 @@
+"""What `server.py` is made of: the OpenAI-shaped HTTP service over an `ImageService`."""

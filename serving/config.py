@@ -1,0 +1,47 @@
+"""How the HTTP service behaves; what the engine does is `engine.config`'s business."""
+
+import ipaddress
+from dataclasses import dataclass
+
+from scheduler.request import PolicyChoice
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Settings of one server.
+
+    policy: the attention policy of requests that name none.
+    body_limit: bytes of a request body. stuck_seconds: a step that takes longer makes /health fail.
+    file_seconds, file_bytes: how long, and how much of it in all, pictures behind URLs are kept.
+    ping_seconds: silence after which a stream sends a comment, so that proxies keep it open.
+    stop_seconds: how long running requests may go on after SIGTERM.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    policy: PolicyChoice = PolicyChoice()
+    body_limit: int = 1 * MIB
+    stuck_seconds: float = 60.0
+    file_seconds: float = 3600.0
+    file_bytes: int = 256 * MIB
+    ping_seconds: float = 15.0
+    stop_seconds: int = 30
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must lie in 0..65535, got {self.port}")
+        for name in ("body_limit", "stuck_seconds", "file_seconds", "file_bytes", "ping_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.stop_seconds < 0:
+            raise ValueError(f"stop_seconds must be 0 or more, got {self.stop_seconds}")
+
+    @property
+    def local(self) -> bool:
+        """Whether only this machine can reach the service."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"

@@ -1,0 +1,85 @@
+"""One request in the engine, from submission until its events end or its client is gone."""
+
+import asyncio
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from engine.events import Failed, Finished
+from engine.service_api import ImageService
+from scheduler.request import ImageRequest
+from serving.errors import ApiError
+from serving.metrics import Metrics
+
+T = TypeVar("T")
+
+
+class Drawing:
+    """Submits `request` and follows it; leaving the context aborts what still runs.
+
+    events: what the engine tells, as counted by `metrics`.
+    Raises RequestError at once if the model cannot serve the request.
+    """
+
+    def __init__(self, service: ImageService, request: ImageRequest, metrics: Metrics) -> None:
+        self._submitted = service.stream(request)
+        self.events = metrics.observe(self._submitted)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.events.aclose()
+        await self._submitted.aclose()
+
+    async def finished(self) -> list[Finished]:
+        """All pictures in the order of their seeds. Raises ApiError (500) when one fails."""
+        pictures: dict[int, Finished] = {}
+        async for event in self.events:
+            if isinstance(event, Failed):
+                raise failure(event)
+            if isinstance(event, Finished):
+                pictures[event.index] = event
+        return [pictures[index] for index in sorted(pictures)]
+
+
+def failure(event: Failed) -> ApiError:
+    message = f"picture {event.index} could not be drawn: {event.reason}"
+    return ApiError(500, message, code="image_failed")
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled as soon as the client disconnects.
+
+    The request's body must have been read, so that the next message is the disconnect.
+    Raises ClientDisconnect in that case.
+    """
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        await cancelled(working, watching)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def cancelled(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel the tasks that still run and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

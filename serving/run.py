@@ -1,0 +1,83 @@
+"""Running the service: one socket, one engine, one event loop, and a stop that loses nothing."""
+
+import logging
+import signal
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+
+from engine.service_api import ImageService
+from serving.app import create_app
+from serving.config import ServerConfig
+from serving.scope import RequestIdFilter
+
+log = logging.getLogger("bishop.server")
+
+BACKLOG = 2048
+
+
+class CannotListen(Exception):
+    """The address cannot be had; the message says why."""
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """Claim the address before anything slow is done. Raises CannotListen."""
+    try:
+        family = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0][0]
+        claimed = socket.socket(family)
+        claimed.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        claimed.bind((config.host, config.port))
+        claimed.listen(BACKLOG)
+    except OSError as error:
+        reason = f"cannot listen on {config.host}:{config.port}: {error.strerror or error}"
+        raise CannotListen(f"{reason}; choose another --port or --host") from None
+    return claimed
+
+
+def serve(service: ImageService, config: ServerConfig, claimed: socket.socket) -> None:
+    """Serve on `claimed` until SIGTERM or SIGINT, then let requests end and stop the engine."""
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, _leave)
+    _log_to_stderr()
+    try:
+        service.start()
+        _announce(service, config, claimed)
+        uvicorn.Server(_uvicorn_config(service, config)).run(sockets=[claimed])
+    finally:
+        service.stop()
+        claimed.close()
+        log.info("stopped")
+
+
+def _uvicorn_config(service: ImageService, config: ServerConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(service, config),
+        backlog=BACKLOG,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=config.stop_seconds,
+    )
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    sys.exit(0)
+
+
+def _announce(service: ImageService, config: ServerConfig, claimed: socket.socket) -> None:
+    host, port = claimed.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    log.info("serving %s at http://%s:%d", service.model.name, shown, port)
+    if not config.local:
+        log.warning("%s is reachable from other machines and asks nobody for a key", shown)
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler()
+    handler.addFilter(RequestIdFilter())
+    line = "%(asctime)s %(levelname)s [%(request_id)s] %(message)s"
+    handler.setFormatter(logging.Formatter(line))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -1,0 +1,35 @@
+"""What the handlers of one server share."""
+
+import time
+from dataclasses import dataclass, field
+
+from fastapi import Request
+
+from engine.service_api import ImageService
+from serving.config import ServerConfig
+from serving.errors import ApiError
+from serving.metrics import Metrics
+from serving.store import FileStore
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    service: ImageService
+    config: ServerConfig
+    metrics: Metrics
+    files: FileStore
+    started: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def of(cls, request: Request) -> "ServerState":
+        state: ServerState = request.app.state.bishop
+        return state
+
+    def require_healthy(self) -> None:
+        """Raises ApiError (503) when the engine's thread is dead, or its step takes too long."""
+        health = self.service.health()
+        if not health.alive:
+            raise ApiError(503, "the engine has stopped; restart the server", code="engine_dead")
+        if health.stuck_seconds > self.config.stuck_seconds:
+            message = f"the engine's current step has taken {health.stuck_seconds:.0f} s"
+            raise ApiError(503, message, code="engine_stuck")
