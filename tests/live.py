@@ -1,26 +1,25 @@
 """A real server on a loopback port, for tests that need one."""
 
 import asyncio
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import uvicorn
 
 from engine.service_api import ImageService
-from server import create_app
 from serving.config import ServerConfig
+from serving.run import listen, uvicorn_config
 from tests.fakes import wait_until
 
 
 @contextmanager
 def serving(service: ImageService, config: ServerConfig | None = None) -> Iterator[str]:
     """The base URL of a running server over a started `service`; both stop at the end."""
-    claimed = socket.create_server(("127.0.0.1", 0))
-    app = create_app(service, config or ServerConfig())
-    settings = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2)
-    server = uvicorn.Server(settings)
+    config = replace(config or ServerConfig(), port=0, stop_seconds=2)
+    claimed = listen(config)
+    server = uvicorn.Server(uvicorn_config(service, config))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([claimed])), daemon=True)
     service.start()
     thread.start()
