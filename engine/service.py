@@ -6,7 +6,8 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from engine.config import EngineConfig
 from engine.engine import Engine, Listener
@@ -58,26 +59,25 @@ class EngineService:
         if self._thread is not None:
             self._thread.join()
 
-    async def stream(self, request: ImageRequest) -> AsyncIterator[Event]:
-        """Submit and follow a request; closing the iterator aborts what is left of it."""
+    def check(self, request: ImageRequest) -> None:
+        """Raise RequestError if the model cannot draw the request; nothing is queued."""
+        self._engine.intake.check(request)
+
+    def stream(self, request: ImageRequest) -> "Following":
+        """Submit and follow a request; closing the stream aborts what is left of it."""
         loop = asyncio.get_running_loop()
         inbox: asyncio.Queue[Event | Exception] = asyncio.Queue()
 
+        abort = partial(self._command, partial(self._engine.abort, request.id))
+
         def listen(item: Event | Exception) -> None:
-            loop.call_soon_threadsafe(inbox.put_nowait, item)
+            try:
+                loop.call_soon_threadsafe(inbox.put_nowait, item)
+            except RuntimeError:  # the loop has closed with its reader; the engine goes on
+                abort()
 
         self._submit(request, listen)
-        open_images = request.n
-        try:
-            while open_images:
-                item = await inbox.get()
-                if isinstance(item, Exception):
-                    raise item
-                open_images -= isinstance(item, Finished | Failed)
-                yield item
-        finally:
-            if open_images:
-                self._command(lambda: self._engine.abort(request.id))
+        return Following(inbox, request.n, abort)
 
     def run(self, requests: Sequence[ImageRequest]) -> Iterator[tuple[int, Event]]:
         """Submit many requests from a plain thread and yield (request index, event)."""
@@ -121,7 +121,7 @@ class EngineService:
 
     def _submit(self, request: ImageRequest, listen: Callable[[Event | Exception], None]) -> None:
         """Check in the caller's thread, so that a refusal is raised at once, then queue."""
-        self._engine.intake.check(request)
+        self.check(request)
 
         def add() -> None:
             try:
@@ -169,3 +169,30 @@ class EngineService:
         with self._wake:
             while not (self._commands or self._stopping):
                 self._wake.wait()
+
+
+class Following:
+    """The events of one submitted request, as an `EventStream`."""
+
+    def __init__(
+        self, inbox: asyncio.Queue[Event | Exception], images: int, abort: Callable[[], None]
+    ) -> None:
+        self._inbox, self._open_images, self._abort = inbox, images, abort
+
+    def __aiter__(self) -> "Following":
+        return self
+
+    async def __anext__(self) -> Event:
+        if not self._open_images:
+            raise StopAsyncIteration
+        item = await self._inbox.get()
+        if isinstance(item, Exception):
+            self._open_images = 0
+            raise item
+        self._open_images -= isinstance(item, Finished | Failed)
+        return item
+
+    async def aclose(self) -> None:
+        if self._open_images:
+            self._open_images = 0
+            self._abort()

@@ -70,6 +70,9 @@ class ImageService(Protocol):
     def stop(self) -> None:
         """Abort what runs, end the thread, release the device. Idempotent."""
 
+    def check(self, request: ImageRequest) -> None:
+        """Raise RequestError if the model cannot draw the request; nothing is queued."""
+
     def stream(self, request: ImageRequest) -> EventStream:
         """Submit and follow a request from asyncio; closing the stream aborts it.
 

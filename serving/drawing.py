@@ -11,7 +11,7 @@ from starlette.types import Receive
 from engine.events import Failed, Finished
 from engine.service_api import ImageService
 from scheduler.request import ImageRequest
-from serving.errors import ApiError
+from serving.errors import ApiError, engine_stopped
 from serving.metrics import Metrics
 
 T = TypeVar("T")
@@ -21,11 +21,16 @@ class Drawing:
     """Submits `request` and follows it; leaving the context aborts what still runs.
 
     events: what the engine tells, as counted by `metrics`.
-    Raises RequestError at once if the model cannot serve the request.
+    Raises at once RequestError if the model cannot serve the request, ApiError (503) if the
+    engine has stopped.
     """
 
     def __init__(self, service: ImageService, request: ImageRequest, metrics: Metrics) -> None:
-        self._submitted = service.stream(request)
+        try:
+            self._submitted = service.stream(request)
+        except RuntimeError:  # it stopped between the check and now
+            raise engine_stopped() from None
+        self._service = service
         self.events = metrics.observe(self._submitted)
 
     async def __aenter__(self) -> Self:
@@ -45,15 +50,17 @@ class Drawing:
         pictures: dict[int, Finished] = {}
         async for event in self.events:
             if isinstance(event, Failed):
-                raise failure(event)
+                raise self.failure(event)
             if isinstance(event, Finished):
                 pictures[event.index] = event
         return [pictures[index] for index in sorted(pictures)]
 
-
-def failure(event: Failed) -> ApiError:
-    message = f"picture {event.index} could not be drawn: {event.reason}"
-    return ApiError(500, message, code="image_failed")
+    def failure(self, event: Failed) -> ApiError:
+        """Why a picture is missing; what killed an engine is for its log, not for a client."""
+        if not self._service.health().alive:
+            return engine_stopped()
+        message = f"picture {event.index} could not be drawn: {event.reason}"
+        return ApiError(500, message, code="image_failed")
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

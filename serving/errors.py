@@ -64,6 +64,10 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, headers)
 
 
+def engine_stopped() -> ApiError:
+    return ApiError(503, "the engine has stopped; restart the server", code="engine_dead")
+
+
 def as_api_error(error: Exception) -> ApiError:
     """What a client is told of `error`; an unforeseen one is logged and told as 500."""
     match error:

@@ -89,20 +89,23 @@ class Metrics:
         start = time.monotonic()
         state = self.waiting
         state.inc()
+        queued: list[float] = []
         try:
             async with aclosing(events):
                 async for event in events:
-                    if state is self.waiting:
-                        state = self._started(start)
+                    state = self._run(state)
                     if isinstance(event, Finished):
+                        queued.append(event.stats.queue_seconds)
                         self.prompt_tokens.inc(event.stats.prompt_tokens)
                     yield event
-            self.latency.observe(time.monotonic() - start)
         finally:
             state.dec()
+            if queued:
+                self.latency.observe(time.monotonic() - start)
+                self.queue_time.observe(min(queued))
 
-    def _started(self, start: float) -> Gauge:
-        self.queue_time.observe(time.monotonic() - start)
-        self.waiting.dec()
-        self.running.inc()
+    def _run(self, state: Gauge) -> Gauge:
+        if state is self.waiting:
+            self.waiting.dec()
+            self.running.inc()
         return self.running

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from engine.events import Event, Failed, Finished, Partial
 from serving.answers import CompletedEvent, PartialImageEvent
 from serving.body import GenerationBody
-from serving.drawing import Drawing, cancelled, failure, unless_gone
+from serving.drawing import Drawing, cancelled, unless_gone
 from serving.errors import as_api_error
 from serving.render import completed_event, partial_event
 
@@ -35,7 +35,7 @@ async def _lines(drawing: Drawing, body: GenerationBody) -> AsyncGenerator[bytes
     """Every event as bytes. A failure after the first byte can only be told in an event."""
     try:
         async for event in drawing.events:
-            told = await _tell(event, body)
+            told = await _tell(event, drawing, body)
             if told is not None:
                 data = told.model_dump_json(exclude_none=True)
                 yield format_sse_event(event=told.type, data_str=data)
@@ -44,14 +44,16 @@ async def _lines(drawing: Drawing, body: GenerationBody) -> AsyncGenerator[bytes
         yield format_sse_event(event="error", data_str=data)
 
 
-async def _tell(event: Event, body: GenerationBody) -> PartialImageEvent | CompletedEvent | None:
+async def _tell(
+    event: Event, drawing: Drawing, body: GenerationBody
+) -> PartialImageEvent | CompletedEvent | None:
     match event:
         case Partial():
             return await partial_event(body, event)
         case Finished():
             return await completed_event(body, event)
         case Failed():
-            raise failure(event)
+            raise drawing.failure(event)
     return None
 
 

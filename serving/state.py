@@ -7,7 +7,7 @@ from fastapi import Request
 
 from engine.service_api import ImageService
 from serving.config import ServerConfig
-from serving.errors import ApiError
+from serving.errors import ApiError, engine_stopped
 from serving.metrics import Metrics
 from serving.store import FileStore
 
@@ -29,7 +29,7 @@ class ServerState:
         """Raises ApiError (503) when the engine's thread is dead, or its step takes too long."""
         health = self.service.health()
         if not health.alive:
-            raise ApiError(503, "the engine has stopped; restart the server", code="engine_dead")
+            raise engine_stopped()
         if health.stuck_seconds > self.config.stuck_seconds:
             message = f"the engine's current step has taken {health.stuck_seconds:.0f} s"
             raise ApiError(503, message, code="engine_stuck")

@@ -97,6 +97,10 @@ class FakeService:
         if self._thread.is_alive():
             self._thread.join()
 
+    def check(self, request: ImageRequest) -> None:
+        if len(request.prompt.split()) > WORDS:
+            raise RequestError(f"the prompt has more than {WORDS} words", "prompt", "too_long")
+
     def stream(self, request: ImageRequest) -> Stream:
         job = Job(request, loop=asyncio.get_running_loop())
         self._submit(job)
@@ -135,8 +139,7 @@ class FakeService:
         )
 
     def _submit(self, job: Job) -> None:
-        if len(job.request.prompt.split()) > WORDS:
-            raise RequestError(f"the prompt has more than {WORDS} words", "prompt", "too_long")
+        self.check(job.request)
         with self._lock:
             self.seen.append(job.request)
             self._jobs.append(job)

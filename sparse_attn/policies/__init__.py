@@ -3,7 +3,8 @@
 import difflib
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from sparse_attn.geometry import Grid
 from sparse_attn.policies.dense import Dense
@@ -23,9 +24,10 @@ def build(
     if cls is None:
         raise ValueError(f"unknown policy {name!r}{_nearest(name, POLICIES)}")
     known = options_of(name)
-    for key in options:
+    for key, value in options.items():
         if key not in known:
             raise ValueError(f"policy {name!r} has no option {key!r}{_nearest(key, known)}")
+        _check_type(key, value, known[key])
     arguments = dict(options)
     if "sparsity" in inspect.signature(cls.__init__).parameters:
         arguments["sparsity"] = sparsity
@@ -38,6 +40,14 @@ def options_of(name: str) -> dict[str, inspect.Parameter]:
     """The options a policy takes besides its sparsity, as signature parameters."""
     parameters = inspect.signature(POLICIES[name].__init__).parameters
     return {k: p for k, p in parameters.items() if k not in ("self", "grid", "heads", "sparsity")}
+
+
+def _check_type(key: str, value: object, option: inspect.Parameter) -> None:
+    """Options come from outside: a float where a count is meant must not reach a policy."""
+    allowed = get_args(option.annotation) or (option.annotation,)
+    if type(value) not in allowed and not (type(value) is int and float in allowed):
+        names = " or ".join(t.__name__ for t in allowed if t is not NoneType)
+        raise ValueError(f"option {key!r} must be of type {names}, got {str(value)[:32]!r}")
 
 
 def _nearest(name: str, known: Mapping[str, object]) -> str:

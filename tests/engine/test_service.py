@@ -63,6 +63,9 @@ def test_closing_the_stream_aborts(service: EngineService) -> None:
         ({"policy": PolicyChoice("diagnal", 0.5)}, "policy"),
         ({"policy": PolicyChoice("diagonal", 0.5, (("resent", 3),))}, "policy"),
         ({"policy": PolicyChoice("diagonal", 0.99, (("sink", 4),))}, "policy"),
+        ({"policy": PolicyChoice("diagonal", 0.5, (("recent", 20.5),))}, "policy"),
+        ({"policy": PolicyChoice("diagonal", 0.5, (("sink", "4"),))}, "policy"),
+        ({"policy": PolicyChoice("diagonal", 0.5, (("sink", True),))}, "policy"),
         ({"size": (512, 512)}, "size"),
         ({"prompt": " ".join(["word1"] * 40)}, "prompt"),
         ({"negative_prompt": " ".join(["word1"] * 40)}, "negative_prompt"),
@@ -75,6 +78,32 @@ def test_what_the_model_cannot_do_is_refused_at_once(
         asyncio.run(collect(service, ask(**bad)))
     assert caught.value.param == param
     assert asyncio.run(collect(service, ask()))
+
+
+def test_a_stream_that_nobody_reads_can_be_closed(service: EngineService) -> None:
+    async def leave_at_once() -> None:
+        stream = service.stream(ask(n=2))
+        await stream.aclose()
+        await stream.aclose()
+        assert [event async for event in stream] == []
+
+    asyncio.run(leave_at_once())
+    assert asyncio.run(collect(service, ask()))
+    assert service.stats().images_aborted == 2
+
+
+def test_a_loop_that_closes_with_open_streams_leaves_the_engine_alive(
+    service: EngineService,
+) -> None:
+    streams = []
+
+    async def forget() -> None:
+        streams.append(service.stream(ask(n=2)))
+
+    asyncio.run(forget())
+    assert asyncio.run(collect(service, ask()))[-1].index == 0
+    assert service.health().alive
+    assert service.stats().images_aborted == 2
 
 
 def test_run_serves_a_plain_thread(service: EngineService) -> None:
