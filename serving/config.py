@@ -1,7 +1,7 @@
 """How the HTTP service behaves; what the engine does is `engine.config`'s business."""
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduler.request import PolicyChoice
 
@@ -21,7 +21,7 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     port: int = 8000
-    policy: PolicyChoice = PolicyChoice()
+    policy: PolicyChoice = field(default_factory=PolicyChoice)
     body_limit: int = 1 * MIB
     stuck_seconds: float = 60.0
     file_seconds: float = 3600.0

@@ -18,12 +18,12 @@ log = logging.getLogger("bishop.server")
 BACKLOG = 2048
 
 
-class CannotListen(Exception):
+class ListenError(Exception):
     """The address cannot be had; the message says why."""
 
 
 def listen(config: ServerConfig) -> socket.socket:
-    """Claim the address before anything slow is done. Raises CannotListen."""
+    """Claim the address before anything slow is done. Raises ListenError."""
     try:
         family = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0][0]
         # asyncio turns Nagle's delay off only where the protocol is spelled out: 40 ms an answer.
@@ -33,7 +33,7 @@ def listen(config: ServerConfig) -> socket.socket:
         claimed.listen(BACKLOG)
     except OSError as error:
         reason = f"cannot listen on {config.host}:{config.port}: {error.strerror or error}"
-        raise CannotListen(f"{reason}; choose another --port or --host") from None
+        raise ListenError(f"{reason}; choose another --port or --host") from None
     return claimed
 
 

@@ -53,22 +53,27 @@ def assert_error(response: httpx.Response, status: int, param: str | None = None
     assert response.headers["x-request-id"]
     error: dict[str, Any] = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
-    assert error["message"] and error["param"] == param
+    assert error["message"]
+    assert error["param"] == param
     return error
 
 
 class TestOpenAIClient:
     def test_draws_a_picture(self, client: openai.OpenAI) -> None:
         answer = client.images.generate(prompt="a red apple", model="fake")
-        assert answer.data and answer.data[0].b64_json and answer.data[0].url is None
+        assert answer.data
+        assert answer.data[0].b64_json
+        assert answer.data[0].url is None
         picture = opened(answer.data[0].b64_json)
         assert (picture.format, picture.size) == ("PNG", (32, 32))
         assert (answer.size, answer.quality, answer.background) == ("32x32", "high", "opaque")
-        assert answer.output_format == "png" and answer.created > 1_700_000_000
+        assert answer.output_format == "png"
+        assert answer.created > 1_700_000_000
 
     def test_usage_counts_the_prompt_once_and_every_picture(self, client: openai.OpenAI) -> None:
         usage = client.images.generate(prompt="a red apple", n=3).usage
-        assert usage and usage.output_tokens_details
+        assert usage
+        assert usage.output_tokens_details
         assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (3, 48, 51)
         assert usage.input_tokens_details.text_tokens == 3
         assert usage.output_tokens_details.image_tokens == 48
@@ -76,7 +81,8 @@ class TestOpenAIClient:
     def test_picture_k_is_the_picture_of_seed_plus_k(self, client: openai.OpenAI) -> None:
         many = client.images.generate(prompt="a", n=3, extra_body={"seed": 7})
         alone = client.images.generate(prompt="a", extra_body={"seed": 9})
-        assert many.data and alone.data
+        assert many.data
+        assert alone.data
         assert many.data[2].b64_json == alone.data[0].b64_json
         assert many.data[0].b64_json != alone.data[0].b64_json
 
@@ -84,7 +90,9 @@ class TestOpenAIClient:
         answer = client.images.generate(
             prompt="a", response_format="url", output_format="webp", size="64x48"
         )
-        assert answer.data and answer.data[0].url and answer.data[0].b64_json is None
+        assert answer.data
+        assert answer.data[0].url
+        assert answer.data[0].b64_json is None
         file = http.get(answer.data[0].url)
         assert file.headers["content-type"] == "image/webp"
         assert Image.open(io.BytesIO(file.content)).size == (64, 48)
@@ -100,8 +108,10 @@ class TestOpenAIClient:
             "image_generation.completed",
         ]
         first, last = events[0], events[-1]
-        assert first.type == "image_generation.partial_image" and first.partial_image_index == 0
-        assert last.type == "image_generation.completed" and last.usage.total_tokens == 19
+        assert first.type == "image_generation.partial_image"
+        assert first.partial_image_index == 0
+        assert last.type == "image_generation.completed"
+        assert last.usage.total_tokens == 19
         assert opened(last.b64_json).size == (32, 32)
 
     def test_errors_have_the_client_s_types(self, client: openai.OpenAI) -> None:
@@ -133,13 +143,15 @@ class TestFields:
             sparsity=0.9,
             policy_options={"sink": 4, "exact": True, "share": 1.0, "path": "x"},
         )
-        assert answer.headers["x-bishop-seed"] == "5" and answer.json()["data"][0]["seed"] == 5
+        assert answer.headers["x-bishop-seed"] == "5"
+        assert answer.json()["data"][0]["seed"] == 5
         request = service.seen[0]
         sampling = request.sampling
         assert (sampling.guidance_scale, sampling.temperature) == (2.0, 0.5)
         assert (sampling.top_k, sampling.top_p) == (10, 0.8)
         assert request.negative_prompt == "blurry"
-        assert request.policy.name == "diagonal" and request.policy.sparsity == 0.9
+        assert request.policy.name == "diagonal"
+        assert request.policy.sparsity == 0.9
         options = dict(request.policy.options)
         assert options == {"sink": 4, "exact": True, "share": 1.0, "path": "x"}
         assert [type(options[key]) for key in ("sink", "exact", "share")] == [int, bool, float]
@@ -237,7 +249,8 @@ class TestBadInput:
     ) -> None:
         for param, body in REFUSED:
             error = assert_error(draw(http, **body), 400, param)
-            assert error["type"] == "invalid_request_error" and error["code"], (param, body)
+            assert error["type"] == "invalid_request_error", (param, body)
+            assert error["code"], (param, body)
         assert not service.seen
         assert draw(http).status_code == 200
 
@@ -260,7 +273,8 @@ class TestBadInput:
     )
     def test_what_is_no_json_object(self, http: httpx.Client, text: bytes) -> None:
         answer = http.post(PATH, content=text, headers={"content-type": "application/json"})
-        assert answer.status_code == 400 and set(answer.json()["error"]) == {
+        assert answer.status_code == 400
+        assert set(answer.json()["error"]) == {
             "message",
             "type",
             "param",
@@ -354,7 +368,8 @@ class TestDisconnect:
             http.post(PATH, json={"prompt": "a", "n": 4}, timeout=0.2)
         service.frozen = False
         assert wait_until(lambda: service.aborted == 4)
-        assert draw(http).status_code == 200 and service.finished == 1
+        assert draw(http).status_code == 200
+        assert service.finished == 1
 
     def test_a_streaming_client_that_leaves_frees_the_engine(
         self, http: httpx.Client, service: FakeService
@@ -380,7 +395,8 @@ class TestDisconnect:
                 waiting.start()
                 next(response.iter_lines())
             waiting.join(10)
-        assert answers == [200] and service.aborted == 1
+        assert answers == [200]
+        assert service.aborted == 1
 
 
 class TestService:
@@ -399,13 +415,15 @@ class TestService:
             thread.start()
         for thread in threads:
             thread.join(20)
-        assert service.together > 1 and len(set(answers.values())) == 8
+        assert service.together > 1
+        assert len(set(answers.values())) == 8
 
     def test_ids_are_fresh_and_reach_the_engine(
         self, http: httpx.Client, service: FakeService
     ) -> None:
         ids = [draw(http).headers["x-request-id"] for _ in range(3)]
-        assert len(set(ids)) == 3 and [request.id for request in service.seen] == ids
+        assert len(set(ids)) == 3
+        assert [request.id for request in service.seen] == ids
 
     def test_health_tells_the_truth(self, http: httpx.Client, service: FakeService) -> None:
         assert http.get("/health").json() == {"status": "ok"}
@@ -419,7 +437,8 @@ class TestService:
     def test_a_failed_picture_is_a_500(self, http: httpx.Client, service: FakeService) -> None:
         service.failing = 1
         error = assert_error(draw(http, n=2), 500)
-        assert error["type"] == "server_error" and error["code"] == "image_failed"
+        assert error["type"] == "server_error"
+        assert error["code"] == "image_failed"
         assert draw(http, n=1).status_code == 200
 
     def test_an_unforeseen_failure_says_nothing_of_itself(
@@ -463,7 +482,8 @@ class TestService:
         assert page.headers["content-type"].startswith("text/html")
         assert f"{http.base_url}/v1/images/generations" in page.text
         paths = http.get("/openapi.json").json()["paths"]
-        assert PATH in paths and "/health" in paths
+        assert PATH in paths
+        assert "/health" in paths
 
 
 JSON = st.recursive(

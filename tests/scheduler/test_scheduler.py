@@ -77,7 +77,8 @@ class TestLifeOfAnImage:
             plan, ended = step(s)
             seen.append(positions(plan)[0])
         assert seen == [PREFILL, *range(tokens - 1)]
-        assert ended == [0] and s.idle
+        assert ended == [0]
+        assert s.idle
         assert s.stats().totals.tokens == tokens
 
     def test_reserves_all_sequences_at_once_and_frees_them_with_the_last_token(self) -> None:
@@ -115,7 +116,8 @@ class TestLifeOfAnImage:
 
     def test_nothing_to_do_is_none(self) -> None:
         s = scheduler()
-        assert s.schedule() is None and s.idle
+        assert s.schedule() is None
+        assert s.idle
         s.add([])
         assert s.schedule() is None
 
@@ -197,10 +199,13 @@ class TestParking:
         step(s)
         s.add([task(2, 40, tokens=1)])
         plan, ended = step(s)
-        assert positions(plan) == {0: 0, 2: PREFILL} and plan.released == (1,)
-        assert s.stats().parked == 1 and ended == [2]
+        assert positions(plan) == {0: 0, 2: PREFILL}
+        assert plan.released == (1,)
+        assert s.stats().parked == 1
+        assert ended == [2]
         assert positions(step(s)[0]) == {0: 1, 1: PREFILL}
-        assert s.stats().parked == 0 and s.stats().totals.parked == 1
+        assert s.stats().parked == 0
+        assert s.stats().totals.parked == 1
         assert drain(s) == [1]
 
     def test_parks_as_few_as_make_it_fit(self) -> None:
@@ -236,7 +241,8 @@ class TestParking:
         step(s)
         s.add([task(2, 50)])
         plan, _ = step(s)
-        assert positions(plan).keys() == {0, 1} and plan.released == ()
+        assert positions(plan).keys() == {0, 1}
+        assert plan.released == ()
 
     def test_never_parks_an_interactive_image(self) -> None:
         s = scheduler()
@@ -253,7 +259,8 @@ class TestParking:
         step(s)
         s.add([task(2)])
         plan, _ = step(s)
-        assert positions(plan).keys() == {0, 2} and plan.released == (1,)
+        assert positions(plan).keys() == {0, 2}
+        assert plan.released == (1,)
 
     def test_parked_images_return_to_the_head_in_their_order(self) -> None:
         s = scheduler(max_prefill_images=1)
@@ -287,7 +294,8 @@ class TestAbort:
         s = scheduler()
         s.add([task(0)])
         assert s.abort("r0") == [0]
-        assert s.idle and s.schedule() is None
+        assert s.idle
+        assert s.schedule() is None
 
     def test_of_a_running_request_frees_its_memory_at_once(self) -> None:
         s = scheduler()
@@ -296,7 +304,8 @@ class TestAbort:
         assert s.abort("a") == [0, 1]
         assert s.stats().used_bytes == 10 * UNIT
         plan, _ = step(s)
-        assert positions(plan) == {2: 0} and plan.released == (0, 1)
+        assert positions(plan) == {2: 0}
+        assert plan.released == (0, 1)
 
     def test_of_a_parked_image(self) -> None:
         s = scheduler()
@@ -304,15 +313,18 @@ class TestAbort:
         step(s)
         s.add([task(1, 90)])
         assert step(s)[0].released == (0,)
-        assert s.abort_image(0) and s.stats().parked == 0
-        assert drain(s) == [1] and s.idle
+        assert s.abort_image(0)
+        assert s.stats().parked == 0
+        assert drain(s) == [1]
+        assert s.idle
 
     def test_between_schedule_and_commit_ignores_the_result(self) -> None:
         s = scheduler()
         s.add([task(0, tokens=1), task(1, tokens=1), task(2, tokens=1)])
         plan = s.schedule()
         assert plan is not None
-        assert s.abort("r0") == [0] and s.abort_image(1)
+        assert s.abort("r0") == [0]
+        assert s.abort_image(1)
         assert s.stats().used_bytes == 30 * UNIT  # the step in flight still uses it
         assert s.commit(StepResult(plan.step, {1: "nan"})) == [ImageEnd(2, "r2")]
         assert s.stats().used_bytes == 0
@@ -322,14 +334,17 @@ class TestAbort:
         s = scheduler()
         s.add([task(0, tokens=1)])
         step(s)
-        assert s.abort("r0") == [] and s.abort("nobody") == []
-        assert not s.abort_image(0) and not s.abort_image(99)
+        assert s.abort("r0") == []
+        assert s.abort("nobody") == []
+        assert not s.abort_image(0)
+        assert not s.abort_image(99)
         assert s.stats().totals.aborted == 0
 
     def test_of_one_image_leaves_the_others_of_its_request(self) -> None:
         s = scheduler()
         s.add([task(0, request="a"), task(1, request="a")])
-        assert s.abort_image(0) and not s.abort_image(0)
+        assert s.abort_image(0)
+        assert not s.abort_image(0)
         assert drain(s) == [1]
 
     def test_lets_the_next_in_line_start(self) -> None:
@@ -349,7 +364,8 @@ class TestFailure:
         assert s.commit(StepResult(plan.step, {1: "nan"})) == [ImageEnd(1, "r1", "nan")]
         assert s.stats().used_bytes == 10 * UNIT
         plan, _ = step(s)
-        assert positions(plan) == {0: 0} and plan.released == (1,)
+        assert positions(plan) == {0: 0}
+        assert plan.released == (1,)
 
     def test_ends_come_in_plan_order(self) -> None:
         s = scheduler()
