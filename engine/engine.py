@@ -106,12 +106,12 @@ class Engine:
         """Progress at the end of each row, and the partial pictures a request asked for."""
         if not image.tokens:
             return
-        done, total = len(image.tokens), self.model.grid.tokens
-        if done % self.model.grid.stride == 0:
+        done, total = len(image.tokens), image.grid.tokens
+        if done % image.grid.stride == 0:
             self._tell(image, Progress(image.index, done, total))
         number = partial_due(done, total, image.request.partial_images)
         if number is not None and done < total:
-            pixels = unfinished(self.model, image.tokens)
+            pixels = unfinished(self.model, image.tokens, image.grid)
             self._tell(image, Partial(image.index, number, pixels.numpy()))
 
     def _end(self, image: Image, failure: str | None) -> None:
@@ -121,12 +121,13 @@ class Engine:
             self._fail(image, failure)
 
     def _finish(self, image: Image) -> None:
-        pixels = self.model.decode_pixels(torch.tensor(image.tokens)[None])[0].numpy()
+        tokens = torch.tensor(image.tokens)[None]
+        pixels = self.model.decode_pixels(tokens, image.grid)[0].cpu().numpy()
         stats = image.stats(time.monotonic())
         self.counters.finished += 1
         self.counters.kv_read_bytes += stats.kv_read_bytes
-        tokens = tuple(image.tokens)
-        self._tell(image, Finished(image.index, image.seed, pixels, tokens, stats))
+        drawn = tuple(image.tokens)
+        self._tell(image, Finished(image.index, image.seed, pixels, drawn, stats))
         self._drop(image)
 
     def _fail(self, image: Image, reason: str) -> None:

@@ -5,6 +5,7 @@ from functools import lru_cache
 
 from engine.events import ImageStats
 from scheduler.request import ImageRequest
+from sparse_attn.geometry import Grid
 from sparse_attn.layout import CacheLayout
 from sparse_attn.policy import ReadPolicy
 
@@ -35,6 +36,10 @@ class Image:
     started: float | None = None
     rows: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
+
+    @property
+    def grid(self) -> Grid:
+        return self.group.policy.grid
 
     @property
     def seed(self) -> int:

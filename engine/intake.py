@@ -1,7 +1,6 @@
 """From a request to its images: everything a model can refuse is refused here."""
 
 import time
-from collections.abc import Callable
 
 from engine.config import EngineConfig
 from engine.image import Group, Image
@@ -9,6 +8,7 @@ from engine.models.base import VisualModel
 from scheduler.plan import ImageTask
 from scheduler.request import ImageRequest, PolicyChoice, RequestError
 from sparse_attn import policies
+from sparse_attn.geometry import Grid
 from sparse_attn.layout import CacheLayout
 from sparse_attn.policy import Heads
 
@@ -18,13 +18,13 @@ class Intake:
 
     def __init__(self, model: VisualModel, config: EngineConfig) -> None:
         self.model, self.config = model, config
-        self._groups: dict[PolicyChoice, Group] = {}
+        self._groups: dict[tuple[PolicyChoice, Grid], Group] = {}
         self._next = 0
 
     def images(self, request: ImageRequest) -> list[Image]:
         """The images of a request. Raises RequestError if the model cannot draw it."""
-        self._check_size(request)
-        group, prompts = self.group(request.policy), self._prompts(request)
+        grid = self._grid(request)
+        group, prompts = self._group(request.policy, grid), self._prompts(request, grid)
         first = self._next
         self._next += request.n
         return [
@@ -33,9 +33,9 @@ class Intake:
 
     def check(self, request: ImageRequest) -> None:
         """Raise RequestError if the model cannot draw the request; nothing is numbered."""
-        self._check_size(request)
-        self.group(request.policy)
-        self._prompts(request)
+        grid = self._grid(request)
+        self._group(request.policy, grid)
+        self._prompts(request, grid)
 
     def task(self, image: Image) -> ImageTask:
         """What the scheduler is told of an image."""
@@ -43,48 +43,49 @@ class Intake:
             image.number,
             image.request.id,
             image.group.name,
-            self.model.grid.tokens,
+            image.grid.tokens,
             (image.group.layout.bytes,) * len(image.prompts),
             image.request.priority,
         )
 
     def group(self, choice: PolicyChoice) -> Group:
-        """Policy and cache layout of a choice, made once."""
-        if choice not in self._groups:
-            policy = self._policy(choice)
+        """Policy and cache layout of a choice on the default grid."""
+        return self._group(choice, self.model.grid)
+
+    def _group(self, choice: PolicyChoice, grid: Grid) -> Group:
+        """Policy and cache layout of a choice on a grid, made once."""
+        if (choice, grid) not in self._groups:
+            policy = self._policy(choice, grid)
             shape = self.model.shape
             layout = CacheLayout.of(policy, shape.prompt, shape.head_dim, self.config.format)
-            self._groups[choice] = Group(str(choice), policy, layout)
-        return self._groups[choice]
+            self._groups[choice, grid] = Group(f"{choice} on {grid}", policy, layout)
+        return self._groups[choice, grid]
 
-    def _check_size(self, request: ImageRequest) -> None:
-        if request.size not in (None, self.model.pixel_size):
-            width, height = self.model.pixel_size
-            raise RequestError(
-                f"model {self.model.name!r} draws {width}x{height} pictures only", "size"
-            )
+    def _grid(self, request: ImageRequest) -> Grid:
+        try:
+            return self.model.grid_of(request.size or self.model.pixel_size)
+        except ValueError as error:
+            raise RequestError(str(error), "size") from error
 
-    def _policy(self, choice: PolicyChoice) -> policies.ReadPolicy:
+    def _policy(self, choice: PolicyChoice, grid: Grid) -> policies.ReadPolicy:
         heads = Heads(self.model.shape.layers, self.model.shape.kv_heads)
         try:
             return policies.build(
-                choice.name, self.model.grid, heads, choice.sparsity, dict(choice.options)
+                choice.name, grid, heads, choice.sparsity, dict(choice.options)
             )
         except (ValueError, TypeError) as error:
             raise RequestError(str(error), "policy") from error
 
-    def _prompts(self, request: ImageRequest) -> tuple[tuple[int, ...], ...]:
-        conditional = _encode("prompt", self.model.encode_prompt, request.prompt)
+    def _prompts(self, request: ImageRequest, grid: Grid) -> tuple[tuple[int, ...], ...]:
+        def encode(field: str, text: str) -> tuple[int, ...]:
+            try:
+                return self.model.encode_prompt(text, grid)
+            except ValueError as error:
+                raise RequestError(str(error), field) from error
+
+        conditional = encode("prompt", request.prompt)
         if not request.sampling.guided:
             return (conditional,)
         if request.negative_prompt and request.negative_prompt.strip():
-            negative = _encode("negative_prompt", self.model.encode_prompt, request.negative_prompt)
-            return (conditional, negative)
-        return (conditional, self.model.unconditional_prompt(conditional))
-
-
-def _encode(field: str, encode: Callable[[str], tuple[int, ...]], text: str) -> tuple[int, ...]:
-    try:
-        return encode(text)
-    except ValueError as error:
-        raise RequestError(str(error), field) from error
+            return (conditional, encode("negative_prompt", request.negative_prompt))
+        return (conditional, self.model.unconditional_prompt(conditional, grid))

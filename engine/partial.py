@@ -7,6 +7,7 @@ from PIL import ImageFilter
 from torch import Tensor
 
 from engine.models.base import VisualModel
+from sparse_attn.geometry import Grid
 
 
 def partial_due(done: int, total: int, wanted: int) -> int | None:
@@ -20,15 +21,16 @@ def partial_due(done: int, total: int, wanted: int) -> int | None:
     return None
 
 
-def unfinished(model: VisualModel, tokens: list[int]) -> UInt8[Tensor, "height width 3"]:
+def unfinished(
+    model: VisualModel, tokens: list[int], grid: Grid
+) -> UInt8[Tensor, "height width 3"]:
     """The picture so far; rows not yet drawn continue the last one, blurred."""
-    grid = model.grid
     whole = len(tokens) // grid.stride
     last = tokens[(whole - 1) * grid.stride : whole * grid.stride] if whole else tokens[-1:]
     filled = list(tokens)
     while len(filled) < grid.tokens:
         filled.append(last[len(filled) % len(last)])
-    pixels = model.decode_pixels(torch.tensor(filled)[None])[0]
+    pixels = model.decode_pixels(torch.tensor(filled)[None], grid)[0].cpu()
     return _blur_below(pixels, len(tokens) // grid.stride * pixels.shape[0] // grid.height)
 
 

@@ -50,7 +50,7 @@ class Runner:
             run_layers(self.model, runs)
             failed: dict[int, str] = {}
             for sub, sequences, run in zip(plan.sub_batches, batches, runs, strict=True):
-                failed |= self._draw(self._last_rows(sub, sequences, run), sequences)
+                failed |= self._next_tokens(self._last_rows(sub, sequences, run), sequences)
         return StepResult(plan.step, failed)
 
     def forget(self, number: int) -> None:
@@ -94,6 +94,7 @@ class Runner:
 
     def _prepare_decode(self, sequences: list[Sequence]) -> SubBatchRun:
         group = sequences[0].image.group
+        grid = group.policy.grid
         positions = self._ids([s.step.position for s in sequences])
         prompts = self._ids([s.prompt_length for s in sequences])
         tokens = self._ids([s.image.tokens[-1] for s in sequences])
@@ -104,8 +105,8 @@ class Runner:
         )  # fmt: skip
         state = self._pool(group).state
         attend = DecodeAttention(self.arena, group, batch, state, self.backend)
-        cos, sin = self.model.rotary_visual(positions, prompts)
-        return SubBatchRun(self.model.embed_visual(tokens, positions), cos, sin, attend)
+        cos, sin = self.model.rotary_visual(positions, prompts, grid)
+        return SubBatchRun(self.model.embed_visual(tokens, positions, grid), cos, sin, attend)
 
     def _last_rows(self, sub: SubBatch, sequences: list[Sequence], run: SubBatchRun) -> Tensor:
         if sub.phase == "decode":
@@ -113,8 +114,23 @@ class Runner:
         lengths = torch.tensor([s.prompt_length for s in sequences])
         return run.hidden[(lengths.cumsum(0) - 1).to(run.hidden.device)]
 
+    def _next_tokens(
+        self, hidden: Float[Tensor, "M d"], sequences: list[Sequence]
+    ) -> dict[int, str]:
+        """Append a token to every image, forced or drawn; returns the images that failed."""
+        forced = [self.model.forced_token(s.image.grid, s.step.position + 1) for s in sequences]
+        for s, token in zip(sequences, forced, strict=True):
+            if token is not None and s.index == 0:
+                s.image.tokens.append(token)
+        free = [i for i, token in enumerate(forced) if token is None]
+        if not free:
+            return {}
+        if len(free) < len(sequences):
+            hidden = hidden[self._ids(free)]
+        return self._draw(hidden, [sequences[i] for i in free])
+
     def _draw(self, hidden: Float[Tensor, "M d"], sequences: list[Sequence]) -> dict[int, str]:
-        """Append a token to every image; returns the images whose logits are not finite."""
+        """Append a drawn token to every image; returns those whose logits are not finite."""
         logits = guided_logits(self.model.logits(hidden), sequences)
         firsts = [s for s in sequences if s.index == 0]
         finite = logits.isfinite().all(-1).tolist()

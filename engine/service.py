@@ -37,7 +37,7 @@ class EngineService:
         model, engine = self._engine.model, self._engine
         return ModelInfo(
             name=model.name,
-            sizes=(model.pixel_size,),
+            sizes=model.sizes,
             visual_tokens=model.grid.tokens,
             prompt_limit=model.prompt_limit,
             sampling=model.sampling,

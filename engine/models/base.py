@@ -51,33 +51,58 @@ class SubBatchRun:
 
 
 class VisualModel(ABC):
-    """A decoder that draws pictures token by token, with its prompt encoder and pixel decoder."""
+    """A decoder that draws pictures token by token, with its prompt encoder and pixel decoder.
+
+    Visual token ids are 0..image_vocab - 1, whatever a checkpoint calls them; `image_vocab` itself
+    is the end-of-row token of grids that have one. A sequence's prompt ends with the token whose
+    logits give visual token 0; its sequences may have prompts of different lengths.
+    """
 
     name: str
     shape: ModelShape
-    grid: Grid
-    pixel_size: tuple[int, int]
-    """(width, height) of the picture."""
+    sizes: tuple[tuple[int, int], ...]
+    """(width, height) of the pictures it draws, the default first."""
     sampling: Sampling
     prompt_limit: str
 
-    @abstractmethod
-    def encode_prompt(self, prompt: str) -> tuple[int, ...]:
-        """Prompt tokens, begin-of-image included. Raises ValueError for a prompt too long."""
+    @property
+    def pixel_size(self) -> tuple[int, int]:
+        """(width, height) of a picture nobody asked a size for."""
+        return self.sizes[0]
+
+    @property
+    def grid(self) -> Grid:
+        """Grid of the default size."""
+        return self.grid_of(self.pixel_size)
 
     @abstractmethod
-    def unconditional_prompt(self, conditional: tuple[int, ...]) -> tuple[int, ...]:
+    def grid_of(self, size: tuple[int, int]) -> Grid:
+        """Grid of a picture of (width, height) pixels. Raises ValueError naming known sizes."""
+
+    def forced_token(self, grid: Grid, position: int) -> int | None:
+        """The token that stands at a position whatever the logits say (an end-of-row token), or
+        None. It is not sampled and no logits are computed for it, but its K and V are stored."""
+        return self.shape.image_vocab if grid.column(position) >= grid.width else None
+
+    @abstractmethod
+    def encode_prompt(self, prompt: str, grid: Grid) -> tuple[int, ...]:
+        """Prompt tokens, begin-of-image included, of a picture on `grid`.
+
+        Raises ValueError for a prompt too long."""
+
+    @abstractmethod
+    def unconditional_prompt(self, conditional: tuple[int, ...], grid: Grid) -> tuple[int, ...]:
         """Prompt tokens of the unconditional sequence that goes with a conditional one."""
 
     @abstractmethod
     def embed_prompt(self, tokens: Int64[Tensor, "P"]) -> Float[Tensor, "P d"]:
-        """Embeddings of prompt tokens as `encode_prompt` gives them, one row each."""
+        """Embeddings of the whole prompt of one sequence, one row each."""
 
     @abstractmethod
     def embed_visual(
-        self, tokens: Int64[Tensor, "M"], positions: Int64[Tensor, "M"]
+        self, tokens: Int64[Tensor, "M"], positions: Int64[Tensor, "M"], grid: Grid
     ) -> Float[Tensor, "M d"]:
-        """Embeddings of visual tokens at visual positions."""
+        """Embeddings of visual tokens (end-of-row tokens included) at visual positions."""
 
     @abstractmethod
     def rotary_prompt(self, count: int) -> tuple[Tensor, Tensor]:
@@ -85,7 +110,7 @@ class VisualModel(ABC):
 
     @abstractmethod
     def rotary_visual(
-        self, positions: Int64[Tensor, "M"], prompts: Int64[Tensor, "M"]
+        self, positions: Int64[Tensor, "M"], prompts: Int64[Tensor, "M"], grid: Grid
     ) -> tuple[Tensor, Tensor]:
         """cos and sin [M, D/2] of visual positions behind prompts of the given lengths."""
 
@@ -95,8 +120,15 @@ class VisualModel(ABC):
 
     @abstractmethod
     def logits(self, hidden: Float[Tensor, "M d"]) -> Float[Tensor, "M V"]:
-        """Logits of the image vocabulary."""
+        """Logits of the image vocabulary, fp32; end-of-row tokens have none."""
 
     @abstractmethod
-    def decode_pixels(self, tokens: Int64[Tensor, "B N"]) -> UInt8[Tensor, "B height width 3"]:
-        """Pictures of finished token sequences."""
+    def decode_pixels(
+        self, tokens: Int64[Tensor, "B N"], grid: Grid
+    ) -> UInt8[Tensor, "B height width 3"]:
+        """Pictures of whole token sequences on `grid`; end-of-row tokens are passed over."""
+
+    def _refuse_size(self, size: tuple[int, int]) -> ValueError:
+        width, height = size
+        known = ", ".join(f"{w}x{h}" for w, h in self.sizes)
+        return ValueError(f"model {self.name!r} does not draw {width}x{height}; it draws {known}")

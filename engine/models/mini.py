@@ -138,11 +138,8 @@ class Mini(VisualModel):
             config.layers, config.dim, config.heads, config.heads, config.head_dim,
             config.image_vocab, config.prompt,
         )  # fmt: skip
-        self.grid = Grid(*config.grid)
-        self.pixel_size = (
-            config.grid[1] * config.tokenizer.factor,
-            config.grid[0] * config.tokenizer.factor,
-        )
+        height, width = config.grid
+        self.sizes = ((width * config.tokenizer.factor, height * config.tokenizer.factor),)
         self.sampling = config.sampling
         self._layers = [_Layer(tensors, i, backend) for i in range(config.layers)]
         self._take_embeddings(tensors)
@@ -185,10 +182,15 @@ class Mini(VisualModel):
         self._target = (row[:, None] + column[None]).flatten(0, 1)
         self._norm = w["norm.weight"].float()
 
-    def encode_prompt(self, prompt: str) -> tuple[int, ...]:
+    def grid_of(self, size: tuple[int, int]) -> Grid:
+        if size not in self.sizes:
+            raise self._refuse_size(size)
+        return Grid(*self.config.grid)
+
+    def encode_prompt(self, prompt: str, grid: Grid) -> tuple[int, ...]:
         return (*self.words.encode(prompt), self._begin_image)
 
-    def unconditional_prompt(self, conditional: tuple[int, ...]) -> tuple[int, ...]:
+    def unconditional_prompt(self, conditional: tuple[int, ...], grid: Grid) -> tuple[int, ...]:
         return (0,) * self.config.text_len + (self._begin_image,)
 
     @property
@@ -201,16 +203,16 @@ class Mini(VisualModel):
         return torch.cat([words, (self._begin + self._target[0])[None]])
 
     def embed_visual(
-        self, tokens: Int64[Tensor, "M"], positions: Int64[Tensor, "M"]
+        self, tokens: Int64[Tensor, "M"], positions: Int64[Tensor, "M"], grid: Grid
     ) -> Float[Tensor, "M d"]:
-        target = (positions + 1).clamp_max(self.grid.tokens - 1)
+        target = (positions + 1).clamp_max(grid.tokens - 1)
         return self._image[tokens] + self._target[target]
 
     def rotary_prompt(self, count: int) -> tuple[Tensor, Tensor]:
         return self._cos[:count], self._sin[:count]
 
     def rotary_visual(
-        self, positions: Int64[Tensor, "M"], prompts: Int64[Tensor, "M"]
+        self, positions: Int64[Tensor, "M"], prompts: Int64[Tensor, "M"], grid: Grid
     ) -> tuple[Tensor, Tensor]:
         at = positions + self.config.prompt
         return self._cos[at], self._sin[at]
@@ -238,9 +240,11 @@ class Mini(VisualModel):
     def logits(self, hidden: Float[Tensor, "M d"]) -> Float[Tensor, "M V"]:
         return self._head(rms_norm(hidden, self._norm, self.config.norm_eps, self.backend))
 
-    def decode_pixels(self, tokens: Int64[Tensor, "B N"]) -> UInt8[Tensor, "B height width 3"]:
+    def decode_pixels(
+        self, tokens: Int64[Tensor, "B N"], grid: Grid
+    ) -> UInt8[Tensor, "B height width 3"]:
         with torch.inference_mode():
-            pixels = self.pixels.decode(tokens, self.grid.height, self.grid.width)
+            pixels = self.pixels.decode(tokens, grid.height, grid.width)
         return (pixels * 255).round().to(torch.uint8).permute(0, 2, 3, 1)
 
 

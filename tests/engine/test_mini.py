@@ -63,7 +63,7 @@ def check_greedy(engine: Engine, tokens: tuple[int, ...], mask: torch.Tensor | N
     """Each token drawn is the arg-max of the independent logits, up to rounding."""
     model = engine.model
     assert isinstance(model, Mini)
-    prompt = list(model.encode_prompt("word1 word2")[:-1])
+    prompt = list(model.encode_prompt("word1 word2", model.grid)[:-1])
     logits = full_logits(model.config, prompt, list(tokens), mask)
     chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
     assert (logits.max(-1).values - chosen).max() < 1e-3
