@@ -24,11 +24,8 @@ class KVArena:
         self._tables: dict[tuple[int, int], tuple[CacheLayout, LayerTable]] = {}
 
     def entries(self, layout: CacheLayout) -> Tensor:
-        """The arena as entries of a layout: [entries, 2, head_dim]."""
-        entry = layout.format.entry_bytes(layout.head_dim)
-        usable = len(self._bytes) // entry * entry
-        typed = self._bytes[:usable].view(layout.format.dtype)
-        return typed.view(-1, 2, layout.head_dim)
+        """The arena as entries of a layout, in its KV format."""
+        return layout.format.view(self._bytes, layout.head_dim)
 
     def entry_of(self, layout: CacheLayout, byte_offset: int) -> int:
         """First entry of a slot (the scheduler aligns slots to whole entries)."""
@@ -41,7 +38,7 @@ class KVArena:
         key = (id(layout), layer)
         if key not in self._tables:
             self._tables[key] = (layout, LayerTable.of(layout, layer, self.device))
-        return LayerCache(self.entries(layout), self._tables[key][1])
+        return LayerCache(self.entries(layout), self._tables[key][1], self._bytes)
 
 
 class RowPool:

@@ -71,8 +71,9 @@ class Intake:
         heads = Heads(self.model.shape.layers, self.model.shape.kv_heads)
         try:
             return policies.build(
-                choice.name, grid, heads, choice.sparsity, dict(choice.options)
-            )
+                choice.name, grid, heads, choice.sparsity, dict(choice.options),
+                model=self.model.name,
+            )  # fmt: skip
         except (ValueError, TypeError) as error:
             raise RequestError(str(error), "policy") from error
 

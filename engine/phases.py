@@ -29,7 +29,7 @@ class DecodeAttention:
     ) -> Float[Tensor, "M Hq D"]:
         cache = self.arena.layer(self.group.layout, layer)
         plan = self.group.policy.plan(layer, self.state, q.device)
-        attention.append(k, v, cache, self.batch, self.backend)
+        attention.append(k, v, cache, self.batch, self.backend, plan=plan)
         return attention.decode(
             q, cache, self.group.policy, plan, self.batch, q.shape[-1] ** -0.5,
             layer=layer, state=self.state, backend=self.backend,

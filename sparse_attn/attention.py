@@ -10,6 +10,10 @@ from sparse_attn.cache import LayerCache
 from sparse_attn.policy import Batch, ReadPlan, ReadPolicy
 
 Backend = Literal["native", "reference"]
+_STUDY = (
+    "this policy evicts by attention scores, which is for study, and runs on the reference "
+    'backend only: choose backend="reference" or another policy'
+)
 
 
 def append(
@@ -18,10 +22,17 @@ def append(
     cache: LayerCache,
     batch: Batch,
     backend: Backend = "native",
+    *,
+    plan: ReadPlan | None = None,
 ) -> None:
-    """Store the key and value of each sequence's current position, evicting what they replace."""
+    """Store the key and value of each sequence's current position, evicting what they replace.
+
+    plan: the reads of the layer, needed where the policy chooses what to evict (`ReadPlan.held`).
+    """
     if backend == "reference":
-        reference.append(k, v, cache, batch)
+        reference.append(k, v, cache, batch, plan)
+    elif plan is not None and plan.held is not None:
+        raise RuntimeError(_STUDY)
     else:
         ops.append(k, v, cache, batch)
 
@@ -45,10 +56,7 @@ def decode(
     """
     if backend == "native":
         if policy.learns and plan.select is None:
-            raise RuntimeError(
-                f"policy {policy.name!r} is for study and runs on the reference backend only: "
-                'choose backend="reference"'
-            )
+            raise RuntimeError(_STUDY)
         return ops.decode(q, cache, plan, batch, scale)
     if not policy.learns:
         return reference.decode(q, cache, plan, batch, scale)

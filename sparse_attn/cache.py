@@ -3,32 +3,49 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int32, Int64
+from jaxtyping import Int32, Int64, UInt8
 from torch import Tensor
 
+from sparse_attn.format import KVFormat
 from sparse_attn.layout import CacheLayout
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerTable:
-    """Addresses of one layer: entry offset and ring size of each KV head, on the device."""
+    """Addresses of one layer, on the device.
+
+    offsets: first entry of each KV head, from the start of the sequence's cache.
+    rings: entries of each head's ring.
+    index_offsets: first byte of each head's index, from the start of the sequence's cache.
+    """
 
     offsets: Int64[Tensor, "H"]
     rings: Int32[Tensor, "H"]
     prompt: int
     anchors: int
     head_dim: int
+    format: KVFormat
+    index_offsets: Int64[Tensor, "H"]
 
     @classmethod
     def of(cls, layout: CacheLayout, layer: int, device: torch.device) -> "LayerTable":
         offsets = torch.tensor(layout.offsets[layer], dtype=torch.int64, device=device)
         rings = torch.tensor(layout.rings[layer], dtype=torch.int32, device=device)
-        return cls(offsets, rings, layout.prompt, layout.anchors, layout.head_dim)
+        index = torch.tensor(layout.index_offsets[layer], dtype=torch.int64, device=device)
+        return cls(
+            offsets, rings, layout.prompt, layout.anchors, layout.head_dim, layout.format, index
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerCache:
-    """One layer of the caches of a batch: `arena` [entries, 2, head_dim] holds every sequence."""
+    """One layer of the caches of a batch.
+
+    arena: entries of every sequence, as the format lays them out ([entries, 2, head_dim] of its
+        dtype for plain formats).
+    memory: uint8, the same memory as bytes; needed where the policy has an index.
+    """
 
     arena: Tensor
     table: LayerTable
+    memory: UInt8[Tensor, "bytes"] | None = None

@@ -7,12 +7,13 @@ reads. The prompt is always read and is not a policy's business.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int16, Int32, Int64
 from torch import Tensor
 
+from sparse_attn.budget import anchor_count, read_budget
 from sparse_attn.geometry import Grid
 
 
@@ -60,6 +61,9 @@ class ReadPlan:
     select: positions [lo, hi) whose step also replaces, per head and in place, the offset of the
         smallest attention weight (summed over the head's query group; ties: the largest offset)
         by t + 1 - anchors; None where nothing is learnt.
+    held: [R, H, n], the key that each entry of a head's ring holds, -1 where it is free; None
+        where key j lies at entry (j - anchors) mod ring. Every held key up to t is read. Policies
+        that evict by score need it; the reference backend alone knows it.
     """
 
     window: Int32[Tensor, "H"]
@@ -67,6 +71,12 @@ class ReadPlan:
     anchors: int
     stride: int
     select: tuple[int, int] | None = None
+    held: Float[Tensor, "R H n"] | None = None
+
+    def to(self, device: torch.device) -> "ReadPlan":
+        """The same plan with its tensors on `device`."""
+        offsets = None if self.offsets is None else self.offsets.to(device)
+        return replace(self, window=self.window.to(device), offsets=offsets)
 
 
 UNUSED = 32767
@@ -82,12 +92,18 @@ class ReadPolicy(ABC):
 
     name: str
 
-    def __init__(self, grid: Grid, heads: Heads, anchors: int = 0) -> None:
-        if not 0 <= anchors <= grid.tokens:
-            raise ValueError(f"anchors must lie in 0..{grid.tokens}, got {anchors}")
+    def __init__(
+        self, grid: Grid, heads: Heads, sparsity: float = 0.0, anchors: int | str = 0
+    ) -> None:
+        """sparsity s: reads of a head are at most `budget` = ceil((1 - s) * N), anchors included,
+        on average over the heads of the model. anchors: leading visual keys that are never
+        evicted, a number or "first_row".
+        """
         self.grid = grid
         self.heads = heads
-        self.anchors = anchors
+        self.sparsity = sparsity
+        self.budget = read_budget(grid, sparsity)
+        self.anchors = anchor_count(grid, anchors)
 
     @abstractmethod
     def ring(self, layer: int) -> tuple[int, ...]:
@@ -114,8 +130,11 @@ class ReadPolicy(ABC):
             return self.grid.tokens
         return min(key + self.ring(layer)[head], self.grid.tokens)
 
-    def resident(self, layer: int, head: int, t: int) -> list[int]:
-        """Visual keys stored for the query at position t, its own included, ascending."""
+    def resident(
+        self, layer: int, head: int, t: int, state: Tensor | None = None, row: int = 0
+    ) -> list[int]:
+        """Visual keys stored for the query at position t, its own included, ascending; for a
+        policy whose evictions depend on the image, those of row `row` of its state."""
         return [j for j in range(t + 1) if self.dies_at(layer, head, j) > t]
 
     def reads(self, layer: int, state: Tensor | None, batch: Batch) -> Bool[Tensor, "B H N"]:
@@ -123,18 +142,28 @@ class ReadPolicy(ABC):
         return mask_of(self.plan(layer, state, batch.positions.device), batch, self.grid)
 
     @property
+    def index_bytes(self) -> int:
+        """Bytes of index stored beside each visual key of a head; 0 without an index."""
+        return 0
+
+    @property
     def learns(self) -> bool:
         """Whether `update` changes anything (the kernel must then report arg-min weights)."""
         return False
 
+    @property
+    def beside_anchors(self) -> int:
+        """Reads left for a head besides the anchors. Raises ValueError if none are."""
+        if self.budget <= self.anchors:
+            raise ValueError(
+                f"sparsity {self.sparsity} allows {self.budget} reads on a {self.grid} grid, which "
+                f"{self.anchors} anchors use up; lower the sparsity or keep fewer anchors"
+            )
+        return self.budget - self.anchors
+
+    @abstractmethod
     def read_total(self, t: int) -> int:
         """Visual keys read by the query at position t, summed over layers and KV heads."""
-        cpu = torch.device("cpu")
-        return sum(
-            len(read_keys(self.plan(layer, None, cpu), 0, head, t))
-            for layer in range(self.heads.layers)
-            for head in range(self.heads.kv_heads)
-        )
 
     def read_bound(self) -> int:
         """Most visual keys one head reads for one query."""
@@ -155,6 +184,8 @@ def read_keys(plan: ReadPlan, row: int, head: int, t: int) -> list[int]:
     if plan.offsets is not None:
         table = plan.offsets[row if len(plan.offsets) > 1 else 0, head]
         keys.update(_offset_keys(table.tolist(), t, plan))
+    if plan.held is not None:
+        keys.update(int(key) for key in plan.held[row, head].tolist() if 0 <= key <= t)
     return sorted(keys)
 
 

@@ -3,6 +3,8 @@
 It is a backend like any other (`backend="reference"`), so that a whole run can be repeated with it.
 """
 
+from collections.abc import Iterable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -12,15 +14,19 @@ from sparse_attn.policy import Batch, ReadPlan, read_keys
 
 
 def append(
-    k: Float[Tensor, "B H D"], v: Float[Tensor, "B H D"], cache: LayerCache, batch: Batch
+    k: Float[Tensor, "B H D"],
+    v: Float[Tensor, "B H D"],
+    cache: LayerCache,
+    batch: Batch,
+    plan: ReadPlan | None = None,
 ) -> None:
-    """Write the key and value of each sequence's position into its ring (or anchors)."""
+    """Write the key and value of each sequence's position into its ring (or anchors); `plan` says
+    where if the policy evicts by score."""
     table = cache.table
     for b, (slot, t) in enumerate(zip(batch.slots.tolist(), batch.positions.tolist(), strict=True)):
-        for h in range(len(table.rings)):
-            entry = slot + int(table.offsets[h]) + visual_entry(cache, h, t)
-            cache.arena[entry, 0] = k[b, h].to(cache.arena.dtype)
-            cache.arena[entry, 1] = v[b, h].to(cache.arena.dtype)
+        row = int(batch.rows[b])
+        at = [slot + e for e in visual_entries(cache, row, range(len(table.rings)), t, plan)]
+        table.format.write(cache.arena, torch.tensor(at, device=cache.arena.device), k[b], v[b])
 
 
 def append_prompt(
@@ -36,17 +42,29 @@ def append_prompt(
             f"prompt of {start + len(k)} tokens, but the cache holds {cache.table.prompt}"
         )
     for h, offset in enumerate(cache.table.offsets.tolist()):
-        at = slot + offset + start
-        cache.arena[at : at + len(k), 0] = k[:, h].to(cache.arena.dtype)
-        cache.arena[at : at + len(k), 1] = v[:, h].to(cache.arena.dtype)
+        at = slot + offset + start + torch.arange(len(k), device=cache.arena.device)
+        cache.table.format.write(cache.arena, at, k[:, h], v[:, h])
 
 
-def visual_entry(cache: LayerCache, head: int, key: int) -> int:
+def visual_entries(
+    cache: LayerCache, row: int, heads: Iterable[int], key: int, plan: ReadPlan | None
+) -> list[int]:
+    """Entries of one visual key in each of `heads`, from the start of the sequence's cache."""
+    return [int(cache.table.offsets[h]) + visual_entry(cache, h, key, row, plan) for h in heads]
+
+
+def visual_entry(
+    cache: LayerCache, head: int, key: int, row: int = 0, plan: ReadPlan | None = None
+) -> int:
     """Entry of a visual key within its head's region (see `CacheLayout.visual_entry`)."""
     table = cache.table
     if key < table.anchors:
         return table.prompt + key
-    return table.prompt + table.anchors + (key - table.anchors) % int(table.rings[head])
+    if plan is not None and plan.held is not None:
+        place = plan.held[row, head].tolist().index(key)
+    else:
+        place = (key - table.anchors) % int(table.rings[head])
+    return table.prompt + table.anchors + int(place)
 
 
 def decode(
@@ -68,7 +86,8 @@ def decode(
         for h in range(len(cache.table.rings)):
             keys = read_keys(plan, int(batch.rows[b]), h, t)
             heads = slice(h * group, (h + 1) * group)
-            out[b, heads], w = _attend(q[b, heads], cache, batch, b, h, keys, scale)
+            entries = [visual_entry(cache, h, j, int(batch.rows[b]), plan) for j in keys]
+            out[b, heads], w = _attend(q[b, heads], cache, batch, b, h, entries, scale)
             if weights is not None:
                 weights[b, h] = 0
                 weights[b, h, torch.tensor(keys, dtype=torch.long)] = w.to(weights.dtype)
@@ -76,12 +95,10 @@ def decode(
 
 
 def _attend(
-    q: Tensor, cache: LayerCache, batch: Batch, b: int, h: int, keys: list[int], scale: float
+    q: Tensor, cache: LayerCache, batch: Batch, b: int, h: int, visual: list[int], scale: float
 ) -> tuple[Tensor, Tensor]:
-    base = int(batch.slots[b]) + int(cache.table.offsets[h])
-    prompt = int(batch.prompts[b])
-    at = [base + i for i in range(prompt)] + [base + visual_entry(cache, h, j) for j in keys]
-    entries = cache.arena[torch.tensor(at, device=cache.arena.device)].double()
-    score = (q.double() @ entries[:, 0].T) * scale
-    p = score.softmax(-1)
-    return (p @ entries[:, 1]).to(q.dtype), p[:, prompt:].sum(0)
+    base, prompt = int(batch.slots[b]) + int(cache.table.offsets[h]), int(batch.prompts[b])
+    at = torch.tensor([*range(prompt), *visual], device=cache.arena.device) + base
+    k, v = cache.table.format.read(cache.arena, at, q.shape[-1])
+    p = (q.double() @ k.T * scale).softmax(-1)
+    return (p @ v).to(q.dtype), p[:, prompt:].sum(0)

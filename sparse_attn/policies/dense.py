@@ -1,24 +1,23 @@
 """`dense`: every head reads every key; nothing is ever evicted."""
 
-import torch
-from torch import Tensor
+from sparse_attn.geometry import Grid
+from sparse_attn.policies.static import StaticPolicy
+from sparse_attn.policy import Heads, ReadPlan
 
-from sparse_attn.policy import ReadPlan, ReadPolicy
 
-
-class Dense(ReadPolicy):
+class Dense(StaticPolicy):
     """Read set: all keys up to the query. Resident set: the whole image. A key never dies."""
 
     name = "dense"
 
+    def __init__(self, grid: Grid, heads: Heads, anchors: int | str = 0) -> None:
+        super().__init__(grid, heads, 0.0, anchors)
+
     def ring(self, layer: int) -> tuple[int, ...]:
         return (self.grid.tokens - self.anchors,) * self.heads.kv_heads
 
-    def plan(self, layer: int, state: Tensor | None, device: torch.device) -> ReadPlan:
-        window = torch.full(
-            (self.heads.kv_heads,), self.grid.tokens, dtype=torch.int32, device=device
-        )
-        return ReadPlan(window, None, self.anchors, self.grid.stride)
+    def layer_plan(self, layer: int) -> ReadPlan:
+        return self.uniform(self.grid.tokens)
 
     def read_total(self, t: int) -> int:
         return (t + 1) * self.heads.layers * self.heads.kv_heads

@@ -13,12 +13,11 @@ set of offsets. So the state is the list of offsets a head still reads, N_att of
 With sinks the same runs on the keys behind them (t counts from the first key that is no sink).
 """
 
-from math import ceil
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from sparse_attn.budget import anchor_count
 from sparse_attn.geometry import Grid
 from sparse_attn.policy import Batch, Heads, ReadPlan, ReadPolicy
 
@@ -30,24 +29,26 @@ class Diagonal(ReadPolicy):
     sparsity: share of the N visual keys that a query never reads; N_att = ceil((1 - s) * N).
     recent: N_r; the paper does not state it, the default is four times N_att.
     sink: leading visual keys kept and read for good (the paper's `+sink4` has 4).
+    anchors: the same by another name, a number or "first_row"; the larger of the two counts.
     """
 
     name = "diagonal"
 
     def __init__(
-        self, grid: Grid, heads: Heads, sparsity: float, recent: int | None = None, sink: int = 0
+        self,
+        grid: Grid,
+        heads: Heads,
+        sparsity: float,
+        recent: int | None = None,
+        sink: int = 0,
+        anchors: int | str = 0,
     ) -> None:
-        super().__init__(grid, heads, anchors=sink)
-        n_att = ceil(round((1 - sparsity) * grid.tokens, 6))
-        if n_att - sink < 1:
-            raise ValueError(
-                f"sparsity {sparsity} leaves {n_att} reads on a {grid} grid, "
-                f"which the {sink} sinks use up; lower the sparsity or the sinks"
-            )
-        self.kept = n_att - sink
-        self.recent = min(grid.tokens, 4 * n_att if recent is None else recent)
+        super().__init__(grid, heads, sparsity, max(sink, anchor_count(grid, anchors)))
+        self.kept = self.beside_anchors
+        self.recent = min(grid.tokens, 4 * self.budget if recent is None else recent)
         if self.recent < self.kept:
             raise ValueError(f"recent (N_r) must be at least {self.kept}, got {recent}")
+        self._windows: dict[torch.device, Tensor] = {}
 
     def ring(self, layer: int) -> tuple[int, ...]:
         return (min(self.recent, self.grid.tokens - self.anchors),) * self.heads.kv_heads
@@ -62,7 +63,11 @@ class Diagonal(ReadPolicy):
     def plan(self, layer: int, state: Tensor | None, device: torch.device) -> ReadPlan:
         if state is None:
             raise ValueError("diagonal needs its state: pass what new_state returned")
-        window = torch.zeros(self.heads.kv_heads, dtype=torch.int32, device=device)
+        if device not in self._windows:
+            self._windows[device] = torch.zeros(
+                self.heads.kv_heads, dtype=torch.int32, device=device
+            )
+        window = self._windows[device]
         return ReadPlan(window, state[:, layer], self.anchors, self.grid.stride, self.selecting)
 
     @property
@@ -79,18 +84,14 @@ class Diagonal(ReadPolicy):
     ) -> None:
         assert state is not None
         lo, hi = self.selecting
-        rows, positions = batch.rows.tolist(), batch.positions.tolist()
-        for b, (row, t) in enumerate(zip(rows, positions, strict=True)):
-            if lo <= t < hi:
-                self._skip_weakest(state[row, layer, :, :, 0], t, weights[b])
-
-    def _skip_weakest(self, offsets: Tensor, t: int, weights: Float[Tensor, "H N"]) -> None:
-        """Replace, per head, the offset of the smallest weight by the one the window gains with
-        the next step, which is the distance to the oldest key; ties: the oldest key goes."""
-        for head in range(self.heads.kv_heads):
-            order = offsets[head].argsort(descending=True)
-            weakest = order[weights[head, t - offsets[head][order].long()].argmin()]
-            offsets[head, weakest] = t + 1 - self.anchors
+        due = ((batch.positions >= lo) & (batch.positions < hi)).nonzero()[:, 0]
+        rows, t = batch.rows[due], batch.positions[due].long()
+        offsets = state[rows, layer, :, :, 0].long()
+        read = weights[due].gather(2, t[:, None, None] - offsets)
+        weakest = read == read.amin(2, keepdim=True)
+        place = offsets.masked_fill(~weakest, -1).argmax(2, keepdim=True)
+        new = (t + 1 - self.anchors)[:, None, None].expand_as(place)
+        state[rows, layer, :, :, 0] = offsets.scatter(2, place, new).to(state.dtype)
 
     def read_total(self, t: int) -> int:
         return min(t + 1, self.kept + self.anchors) * self.heads.layers * self.heads.kv_heads
