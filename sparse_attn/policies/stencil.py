@@ -97,7 +97,12 @@ class Stencil(StaticPolicy):
             raise ValueError(f"stencil needs a row bound R of at least 1, got {rows}")
         budget = self.beside_anchors
         if calibrated is None:
-            one = default_stencil(grid, budget, rows)
+            everything = rows is None and budget == grid.tokens - self.anchors
+            one = (
+                HeadStencil(budget, frozenset(), grid.stride)
+                if everything
+                else default_stencil(grid, budget, rows)
+            )
             self.stencils: Sequence[Sequence[HeadStencil]] = [[one] * heads.kv_heads] * heads.layers
         else:
             self.stencils = _from_file(calibrated, grid, sparsity, rows)

@@ -12,7 +12,7 @@ from sparse_attn.policy import Batch, Heads, ReadPolicy
 
 NAMES = sorted(policies.POLICIES)
 
-grids = st.builds(Grid, st.integers(2, 7), st.integers(2, 7), st.sampled_from([0, 1]))
+grids = st.builds(Grid, st.integers(2, 7), st.integers(3, 7), st.sampled_from([0, 1]))
 heads = st.builds(Heads, st.integers(1, 2), st.integers(1, 3))
 
 
@@ -39,7 +39,11 @@ def any_policy(draw: st.DrawFn, sparsity: float | None = None) -> ReadPolicy:
     s = draw(st.floats(0, 0.97)) if sparsity is None else sparsity
     s = 0.0 if name == "dense" else s
     shape = draw(heads)
-    for density, settings in ((s, draw(options(name, grid, sparsity is None))), (min(s, 0.5), {}), (0.0, {})):
+    for density, settings in (
+        (s, draw(options(name, grid, sparsity is None))),
+        (min(s, 0.5), {}),
+        (0.0, {}),
+    ):
         with suppress(ValueError):
             return policies.build(name, grid, shape, density, settings)
     raise AssertionError(f"{name} cannot be built on {grid} even at density 1")
