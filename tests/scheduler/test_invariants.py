@@ -7,7 +7,7 @@ the plans and never looks inside the scheduler.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -123,9 +123,11 @@ class Machine(RuleBasedStateMachine):
     def schedule(self) -> None:
         plan = self.call(lambda scheduler: scheduler.schedule())
         if plan is None:
-            assert not self.live and not self.house.held
+            assert not self.live
+            assert not self.house.held
             return
-        assert isinstance(plan, StepPlan) and plan.step == self.steps
+        assert isinstance(plan, StepPlan)
+        assert plan.step == self.steps
         self.steps += 1
         self.plan = plan
         self.record.append(plan)
@@ -250,7 +252,8 @@ class Machine(RuleBasedStateMachine):
         )
         edge, holes = 0, []
         for slot, size in [*extents, (CACHE_UNITS * UNIT, 0)]:
-            assert slot >= edge and slot % UNIT == 0, "sequences overlap"
+            assert slot >= edge, "sequences overlap"
+            assert slot % UNIT == 0
             holes.append(slot - edge)
             edge = slot + size
         return [hole for hole in holes if hole]
@@ -268,7 +271,8 @@ class Machine(RuleBasedStateMachine):
             self.schedule()
             if self.plan is None:
                 break
-        assert self.plan is None and not self.live, "an image starves"
+        assert self.plan is None, "the run does not come to an end"
+        assert not self.live, "an image starves"
         assert self.ended == set(range(self.images))
         self.check_nothing_is_left()
         assert list(read(map(to_line, self.record))) == self.record
@@ -286,4 +290,9 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestMachine.settings = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,  # a busy machine is no failure
+    suppress_health_check=[HealthCheck.too_slow],
+)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.plan import PREFILL, ImageStep, StepPlan, StepResult, SubBatch
@@ -23,6 +23,7 @@ STEP = st.integers(0, 2**40)
 DECODE = st.builds(ImageStep, STEP, STEP, st.lists(STEP, min_size=1, max_size=2).map(tuple))
 
 
+@settings(deadline=None)
 @given(
     st.builds(
         StepPlan,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.config import CACHE_ALIGNMENT as UNIT
@@ -215,6 +215,7 @@ class TestParking:
         s.add([task(5, 35)])
         assert step(s)[0].released == (4, 3)
 
+    @settings(deadline=None)
     @given(st.data())
     def test_parks_exactly_the_shortest_run_of_youngest_that_makes_room(
         self, data: st.DataObject
@@ -388,6 +389,11 @@ class TestRefusals:
     def test_of_numbers_that_do_not_increase(self, numbers: Iterable[int]) -> None:
         with pytest.raises(ValueError, match="must increase"):
             scheduler().add([task(number) for number in numbers])
+        s = scheduler()
+        s.add([task(1)])
+        s.abort_image(1)
+        with pytest.raises(ValueError, match="must increase"):  # a number is never used again
+            s.add([task(number) for number in numbers])
 
     @pytest.mark.parametrize(
         "bad",
