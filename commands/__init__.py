@@ -1,0 +1,1 @@
+"""The subcommands of `bishop`. Nothing heavy is imported before a command runs."""

@@ -26,18 +26,26 @@ def listen(config: ServerConfig) -> socket.socket:
     """Claim the address before anything slow is done. Raises ListenError."""
     try:
         family = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0][0]
-        # asyncio turns Nagle's delay off only where the protocol is spelled out: 40 ms an answer.
-        claimed = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        claimed.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        claimed.bind((config.host, config.port))
-        claimed.listen(BACKLOG)
+        return _bound(family, config)
     except OSError as error:
         reason = f"cannot listen on {config.host}:{config.port}: {error.strerror or error}"
         raise ListenError(f"{reason}; choose another --port or --host") from None
+
+
+def _bound(family: int, config: ServerConfig) -> socket.socket:
+    # asyncio turns Nagle's delay off only where the protocol is spelled out: 40 ms an answer.
+    claimed = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        claimed.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        claimed.bind((config.host, config.port))
+        claimed.listen(BACKLOG)
+    except OSError:
+        claimed.close()
+        raise
     return claimed
 
 
-def serve(service: ImageService, config: ServerConfig, claimed: socket.socket) -> None:
+def run(service: ImageService, config: ServerConfig, claimed: socket.socket) -> None:
     """Serve on `claimed` until SIGTERM or SIGINT, then let requests end and stop the engine."""
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, _leave)
@@ -48,7 +56,6 @@ def serve(service: ImageService, config: ServerConfig, claimed: socket.socket) -
         uvicorn.Server(uvicorn_config(service, config)).run(sockets=[claimed])
     finally:
         service.stop()
-        claimed.close()
         log.info("stopped")
 
 

@@ -83,13 +83,15 @@ class FakeService:
         self._jobs: list[Job] = []
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread = threading.Thread()
 
     @property
     def model(self) -> ModelInfo:
         return MODEL
 
     def start(self) -> None:
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:

@@ -193,7 +193,7 @@ class TestFields:
         assert dense == PolicyChoice()
 
 
-REFUSED = [
+REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("prompt", {"prompt": ""}),
     ("prompt", {"prompt": "   "}),
     ("prompt", {"prompt": "a" * 40_000}),

@@ -1,0 +1,42 @@
+"""A progress bar in visual tokens over all pictures, on stderr."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class TokenBar:
+    """`advance(picture, done)` says how many tokens of a picture are drawn; going back (a picture
+    that starts again) is fine."""
+
+    def __init__(self, tokens: int, hidden: bool) -> None:
+        console = Console(stderr=True)
+        columns = (
+            TextColumn("drawing"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("tokens"),
+            TimeRemainingColumn(),
+        )
+        show = not hidden and console.is_terminal
+        self._progress = Progress(*columns, console=console, transient=True, disable=not show)
+        self._task = self._progress.add_task("drawing", total=tokens)
+        self._done: dict[int, int] = {}
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def advance(self, picture: int, done: int) -> None:
+        self._done[picture] = done
+        self._progress.update(self._task, completed=sum(self._done.values()))

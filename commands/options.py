@@ -1,0 +1,69 @@
+"""Flags that several commands share, and how their text is read."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from commands.refusal import Refusal
+from scheduler.request import PolicyChoice, RequestError
+
+Option = str | int | float | bool
+
+Backend = Literal["auto", "native", "reference"]
+
+Model = Annotated[
+    str,
+    typer.Option(help="Preset name (see `bishop models`) or folder of weights.", metavar="NAME"),
+]
+Policy = Annotated[
+    str | None, typer.Option(help="Attention policy (see `bishop policies`).", metavar="NAME")
+]
+Sparsity = Annotated[
+    float | None,
+    typer.Option(help="Share of the visual keys that each head leaves unread, in [0, 1)."),
+]
+PolicyOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy-option", help="An option of the policy; repeatable.", metavar="KEY=VALUE"
+    ),
+]
+BackendFlag = Annotated[
+    Backend, typer.Option("--backend", help="reference is slow and needs no compiled kernels.")
+]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; all cores if not given.")]
+CacheMib = Annotated[int | None, typer.Option(min=1, help="KV cache in MiB.")]
+MaxImages = Annotated[int, typer.Option(min=1, help="Images drawn at the same time, at most.")]
+
+
+def parse_options(pairs: list[str] | None) -> dict[str, Option]:
+    """{"sink": 4} of ["sink=4"]; true, false and numbers are read as such. Raises Refusal."""
+    options: dict[str, Option] = {}
+    for pair in pairs or []:
+        key, equals, value = pair.partition("=")
+        if not (key and equals):
+            raise Refusal(f"--policy-option: expected KEY=VALUE, got {pair!r}")
+        options[key] = _value(value)
+    return options
+
+
+def _value(text: str) -> Option:
+    if text in ("true", "false"):
+        return text == "true"
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
+
+
+def default_policy(
+    name: str | None, sparsity: float | None, options: list[str] | None
+) -> PolicyChoice:
+    """The policy of requests that name none. Raises Refusal."""
+    pairs = tuple(sorted(parse_options(options).items()))
+    try:
+        return PolicyChoice(name or "dense", sparsity or 0.0, pairs)
+    except RequestError as error:
+        raise Refusal(f"--sparsity: {error}") from None
