@@ -21,12 +21,22 @@ TORCH_LIBRARY(bishop, m) {
       "int prompt_capacity, int cache_anchors, Tensor slots, Tensor positions, Tensor prompts, "
       "Tensor rows, Tensor window, Tensor(a!) offsets, int read_anchors, int stride, "
       "float scale, int select_lo, int select_hi) -> Tensor");
+  m.def("linear(Tensor x, Tensor packed, Tensor? scale, int out_features) -> Tensor");
+  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  m.def("swiglu(Tensor gate_up) -> Tensor");
+  m.def(
+      "qk_norm_rope(Tensor(a!) qkv, Tensor? q_norm, Tensor? k_norm, Tensor cos, Tensor sin, "
+      "float eps, int heads, int kv_heads) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(bishop, CPU, m) {
   m.impl("append", &bishop::cpu::append);
   m.impl("decode", &bishop::cpu::decode);
   m.impl("decode_select", &bishop::cpu::decode_select);
+  m.impl("linear", &bishop::cpu::linear);
+  m.impl("rms_norm", &bishop::cpu::rms_norm);
+  m.impl("swiglu", &bishop::cpu::swiglu);
+  m.impl("qk_norm_rope", &bishop::cpu::qk_norm_rope);
 }
 
 static PyModuleDef module_definition = {

@@ -1,7 +1,11 @@
 """`torch.ops.bishop.*`: the compiled operators, their fakes, and why they cannot run if so."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from sparse_attn.cache import LayerCache
@@ -66,9 +70,96 @@ def decode(
     return out
 
 
+PANEL = 64
+"""Outputs of a packed weight that lie side by side."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWeight:
+    """A weight [N, K] in the panels that `linear` reads: row n is panels[n // 64, :, n % 64].
+
+    panels: fp32 or int8 [ceil(N / 64), K, 64], zero-padded. scale: fp32 [N] for int8, else None.
+    """
+
+    panels: Shaped[Tensor, "N//64 K 64"]
+    scale: Float[Tensor, "N"] | None
+    outputs: int
+
+    def unpack(self) -> Shaped[Tensor, "N K"]:
+        """The weight as it was packed."""
+        return self.panels.transpose(1, 2).reshape(-1, self.panels.shape[1])[: self.outputs]
+
+
+def pack_weight(weight: Shaped[Tensor, "N K"], scale: Tensor | None = None) -> PackedWeight:
+    """Pack a linear layer's weight: floating point (kept as fp32), or int8 with a scale per row.
+
+    Raises ValueError for another dtype, and where a scale is missing or has no use.
+    """
+    if weight.ndim != 2 or not (weight.is_floating_point() or weight.dtype == torch.int8):
+        raise ValueError(f"a weight must be floating point or int8 [N, K], got {_text(weight)}")
+    if (scale is None) != weight.is_floating_point():
+        raise ValueError(f"int8 weights, and no others, have a scale; got {_text(weight)}")
+    outputs, inputs = weight.shape
+    if scale is not None and scale.shape != (outputs,):
+        raise ValueError(f"the scale of {_text(weight)} must be [{outputs}], got {_text(scale)}")
+    stored = weight.float() if weight.is_floating_point() else weight
+    padded = torch.nn.functional.pad(stored, (0, 0, 0, -outputs % PANEL))
+    panels = padded.view(-1, PANEL, inputs).transpose(1, 2).contiguous()
+    return PackedWeight(panels, None if scale is None else scale.float().contiguous(), outputs)
+
+
+def linear(x: Float[Tensor, "M K"], weight: PackedWeight) -> Float[Tensor, "M N"]:
+    """x W^T in fp32.
+
+    Every output is one chain of FMAs over K, so that a row's result is the same bits whatever
+    the number of rows and threads. Raises as `append` does.
+    """
+    _require()
+    out: Tensor = torch.ops.bishop.linear(x, weight.panels, weight.scale, weight.outputs)
+    return out
+
+
+def rms_norm(
+    x: Float[Tensor, "M K"], weight: Float[Tensor, "K"], eps: float
+) -> Float[Tensor, "M K"]:
+    """x / sqrt(mean(x^2) + eps) * weight, row by row, in fp32."""
+    _require()
+    out: Tensor = torch.ops.bishop.rms_norm(x, weight, eps)
+    return out
+
+
+def swiglu(gate_up: Float[Tensor, "M 2*F"]) -> Float[Tensor, "M F"]:
+    """silu(gate) * up for rows [gate | up], in fp32."""
+    _require()
+    out: Tensor = torch.ops.bishop.swiglu(gate_up)
+    return out
+
+
+def qk_norm_rope(
+    qkv: Float[Tensor, "M (Hq+2*H)*D"],
+    q_norm: Float[Tensor, "D"] | None,
+    k_norm: Float[Tensor, "D"] | None,
+    cos: Float[Tensor, "M D//2"],
+    sin: Float[Tensor, "M D//2"],
+    eps: float,
+    heads: int,
+    kv_heads: int,
+) -> tuple[Float[Tensor, "M Hq D"], Float[Tensor, "M H D"], Float[Tensor, "M H D"]]:
+    """RMS norm of every q and k head (where a weight is given), then the half-split rotation
+    (x1 cos - x2 sin, x1 sin + x2 cos), in place. Returns q, k and v as views of `qkv`."""
+    _require()
+    torch.ops.bishop.qk_norm_rope(qkv, q_norm, k_norm, cos, sin, eps, heads, kv_heads)
+    q, k, v = qkv.view(len(qkv), heads + 2 * kv_heads, -1).split((heads, kv_heads, kv_heads), 1)
+    return q, k, v
+
+
 def _cache(cache: LayerCache) -> tuple[Tensor, Tensor, Tensor, int, int]:
     table = cache.table
     return cache.arena, table.offsets, table.rings, table.prompt, table.anchors
+
+
+def _text(t: Tensor) -> str:
+    return f"{t.dtype} {list(t.shape)}"
 
 
 def _require() -> None:
@@ -81,11 +172,28 @@ def _no_result(*_args: object) -> None:
     return None
 
 
-def _like_queries(q: Tensor, *_args: object) -> Tensor:
-    return q.new_empty(q.shape)
+def _like_first(x: Tensor, *_args: object) -> Tensor:
+    return x.new_empty(x.shape)
 
+
+def _linear_result(x: Tensor, _packed: Tensor, _scale: Tensor | None, outputs: int) -> Tensor:
+    return x.new_empty((x.shape[0], outputs))
+
+
+def _half_as_wide(gate_up: Tensor) -> Tensor:
+    return gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
+
+
+_FAKES: dict[str, Callable[..., Any]] = {
+    "append": _no_result,
+    "decode": _like_first,
+    "decode_select": _like_first,
+    "linear": _linear_result,
+    "rms_norm": _like_first,
+    "swiglu": _half_as_wide,
+    "qk_norm_rope": _no_result,
+}
 
 if available():
-    torch.library.register_fake("bishop::append", _no_result)
-    torch.library.register_fake("bishop::decode", _like_queries)
-    torch.library.register_fake("bishop::decode_select", _like_queries)
+    for _name, _fake in _FAKES.items():
+        torch.library.register_fake(f"bishop::{_name}", _fake)

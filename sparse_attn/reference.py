@@ -6,7 +6,7 @@ It is a backend like any other (`backend="reference"`), so that a whole run can 
 from collections.abc import Iterable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from sparse_attn.cache import LayerCache
@@ -102,3 +102,51 @@ def _attend(
     k, v = cache.table.format.read(cache.arena, at, q.shape[-1])
     p = (q.double() @ k.T * scale).softmax(-1)
     return (p @ v).to(q.dtype), p[:, prompt:].sum(0)
+
+
+def linear(
+    x: Float[Tensor, "M K"],
+    weight: Shaped[Tensor, "N K"],
+    scale: Float[Tensor, "N"] | None = None,
+) -> Float[Tensor, "M N"]:
+    """x W^T, in float64; an int8 weight has one scale per output row."""
+    out = x.double() @ weight.double().T
+    return (out if scale is None else out * scale.double()).to(x.dtype)
+
+
+def rms_norm(
+    x: Float[Tensor, "*M K"], weight: Float[Tensor, "K"], eps: float
+) -> Float[Tensor, "*M K"]:
+    """x / sqrt(mean(x^2) + eps) * weight, in float64."""
+    wide = x.double()
+    return (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight).to(x.dtype)
+
+
+def swiglu(gate_up: Float[Tensor, "M 2*F"]) -> Float[Tensor, "M F"]:
+    """silu(gate) * up for rows [gate | up], in float64."""
+    gate, up = gate_up.double().chunk(2, -1)
+    return (gate * gate.sigmoid() * up).to(gate_up.dtype)
+
+
+def qk_norm_rope(
+    qkv: Float[Tensor, "M (Hq+2*H)*D"],
+    q_norm: Float[Tensor, "D"] | None,
+    k_norm: Float[Tensor, "D"] | None,
+    cos: Float[Tensor, "M D//2"],
+    sin: Float[Tensor, "M D//2"],
+    eps: float,
+    heads: int,
+    kv_heads: int,
+) -> tuple[Float[Tensor, "M Hq D"], Float[Tensor, "M H D"], Float[Tensor, "M H D"]]:
+    """RMS norm of every q and k head, then the half-split rotation, in float64."""
+    q, k, v = qkv.view(len(qkv), heads + 2 * kv_heads, -1).split((heads, kv_heads, kv_heads), 1)
+    return _norm_rope(q, q_norm, cos, sin, eps), _norm_rope(k, k_norm, cos, sin, eps), v.clone()
+
+
+def _norm_rope(
+    x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float
+) -> Float[Tensor, "M H D"]:
+    normed = x.double() if weight is None else rms_norm(x.double(), weight, eps)
+    a, b = normed.chunk(2, -1)
+    c, s = cos.double()[:, None], sin.double()[:, None]
+    return torch.cat([a * c - b * s, a * s + b * c], -1).to(x.dtype)

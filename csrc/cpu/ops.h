@@ -27,4 +27,15 @@ Tensor decode_select(const Tensor& q, const Tensor& arena, const Tensor& head_of
                      int64_t read_anchors, int64_t stride, double scale, int64_t select_lo,
                      int64_t select_hi);
 
+Tensor linear(const Tensor& x, const Tensor& packed, const OptionalTensor& scale,
+              int64_t out_features);
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
+
+Tensor swiglu(const Tensor& gate_up);
+
+void qk_norm_rope(Tensor qkv, const OptionalTensor& q_norm, const OptionalTensor& k_norm,
+                  const Tensor& cosine, const Tensor& sine, double eps, int64_t heads,
+                  int64_t kv_heads);
+
 }  // namespace bishop::cpu
