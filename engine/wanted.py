@@ -105,7 +105,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
     """The end of an "unknown ..." message: the nearest known name, and all of them."""
     close = difflib.get_close_matches(name[:64], known, n=1)
     hint = f": did you mean {close[0]!r}?" if close else ";"
-    return f"{hint} known: {', '.join(known)}"
+    return f"{hint} known: {', '.join(known) or 'none'}"
 
 
 def shorten(text: str, limit: int = 64) -> str:

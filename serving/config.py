@@ -2,10 +2,13 @@
 
 import ipaddress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from scheduler.request import PolicyChoice
 
 MIB = 1 << 20
+
+OFFERED = Path(__file__).resolve().parents[1] / "configs" / "policies"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +16,7 @@ class ServerConfig:
     """Settings of one server.
 
     policy: the attention policy of requests that name none.
+    policy_folder: where the files lie that a client may name in the option `file` of a policy.
     body_limit: bytes of a request body. stuck_seconds: a step that takes longer makes /health fail.
     file_seconds, file_bytes: how long, and how much of it in all, pictures behind URLs are kept.
     ping_seconds: silence after which a stream sends a comment, so that proxies keep it open.
@@ -22,6 +26,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     policy: PolicyChoice = field(default_factory=PolicyChoice)
+    policy_folder: Path = OFFERED
     body_limit: int = 1 * MIB
     stuck_seconds: float = 60.0
     file_seconds: float = 3600.0

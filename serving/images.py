@@ -14,6 +14,7 @@ from serving.answers import ErrorAnswer, ImagesAnswer
 from serving.body import GenerationBody, parse, read
 from serving.drawing import Drawing, unless_gone
 from serving.errors import ApiError
+from serving.policy_files import safe_options
 from serving.render import images_answer
 from serving.scope import request_id
 from serving.sse import PictureStream
@@ -59,7 +60,9 @@ def _accept(body: GenerationBody, state: ServerState) -> ImageRequest:
     if body.model not in (None, model.name):
         raise unknown_model(body.model or "", state)
     state.require_healthy()
-    request = replace(to_request(body.wanted, model, state.config.policy), id=request_id.get())
+    options = safe_options(body.policy_options or {}, state.config.policy_folder)
+    wanted = replace(body.wanted, policy_options=options)
+    request = replace(to_request(wanted, model, state.config.policy), id=request_id.get())
     log.info("n=%d seed=%d %s user=%r", request.n, request.seed, request.policy, body.safety)
     return request
 

@@ -5,6 +5,7 @@ import io
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -141,7 +142,7 @@ class TestFields:
             top_p=0.8,
             policy="diagonal",
             sparsity=0.9,
-            policy_options={"sink": 4, "exact": True, "share": 1.0, "path": "x"},
+            policy_options={"sink": 4, "exact": True, "share": 1.0, "name": "x"},
         )
         assert answer.headers["x-bishop-seed"] == "5"
         assert answer.json()["data"][0]["seed"] == 5
@@ -153,7 +154,7 @@ class TestFields:
         assert request.policy.name == "diagonal"
         assert request.policy.sparsity == 0.9
         options = dict(request.policy.options)
-        assert options == {"sink": 4, "exact": True, "share": 1.0, "path": "x"}
+        assert options == {"sink": 4, "exact": True, "share": 1.0, "name": "x"}
         assert [type(options[key]) for key in ("sink", "exact", "share")] == [int, bool, float]
 
     def test_defaults_are_the_model_s(self, http: httpx.Client, service: FakeService) -> None:
@@ -192,6 +193,15 @@ class TestFields:
         assert sparser == PolicyChoice("diagonal", 0.5, (("sink", 4),))
         assert dense == PolicyChoice()
 
+    def test_a_policy_file_is_named_and_the_server_finds_it(self, tmp_path: Path) -> None:
+        (tmp_path / "mini-90.yaml").touch()
+        service = FakeService()
+        options = {"policy": "diagonal", "policy_options": {"file": "mini-90.yaml"}}
+        config = ServerConfig(policy_folder=tmp_path)
+        with serving(service, config) as url, httpx.Client(base_url=url) as http:
+            assert draw(http, **options).status_code == 200
+        assert dict(service.seen[0].policy.options) == {"file": str(tmp_path / "mini-90.yaml")}
+
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("prompt", {"prompt": ""}),
@@ -224,6 +234,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("sparsity", {"sparsity": 0.9}),
     ("policy_options", {"policy_options": []}),
     ("policy_options.sink", {"policy": "diagonal", "policy_options": {"sink": None}}),
+    ("policy_options.file", {"policy": "diagonal", "policy_options": {"file": "/etc/passwd"}}),
+    ("policy_options.file", {"policy": "diagonal", "policy_options": {"file": "../a.yaml"}}),
+    ("policy_options.mask", {"policy": "diagonal", "policy_options": {"mask": "a/b"}}),
     ("response_format", {"response_format": "file"}),
     ("response_format", {"response_format": "url", "stream": True}),
     ("output_format", {"output_format": "gif"}),
