@@ -7,7 +7,7 @@ from engine.image import Group, Image
 from engine.models.base import VisualModel
 from scheduler.plan import ImageTask
 from scheduler.request import ImageRequest, PolicyChoice, RequestError
-from sparse_attn import policies
+from sparse_attn import attention, policies
 from sparse_attn.geometry import Grid
 from sparse_attn.layout import CacheLayout
 from sparse_attn.policy import Heads
@@ -70,12 +70,16 @@ class Intake:
     def _policy(self, choice: PolicyChoice, grid: Grid) -> policies.ReadPolicy:
         heads = Heads(self.model.shape.layers, self.model.shape.kv_heads)
         try:
-            return policies.build(
+            policy = policies.build(
                 choice.name, grid, heads, choice.sparsity, dict(choice.options),
                 model=self.model.name,
             )  # fmt: skip
         except (ValueError, TypeError) as error:
             raise RequestError(str(error), "policy") from error
+        reason = attention.why_not(policy, self.config.resolved_backend)
+        if reason is not None:
+            raise RequestError(reason, "policy")
+        return policy
 
     def _prompts(self, request: ImageRequest, grid: Grid) -> tuple[tuple[int, ...], ...]:
         def encode(field: str, text: str) -> tuple[int, ...]:

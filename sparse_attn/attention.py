@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -14,6 +15,15 @@ _STUDY = (
     "this policy evicts by attention scores, which is for study, and runs on the reference "
     'backend only: choose backend="reference" or another policy'
 )
+
+
+def why_not(policy: ReadPolicy, backend: Backend) -> str | None:
+    """Why `policy` cannot run on `backend` and what to choose instead; None if it can."""
+    if backend == "reference" or not policy.learns:
+        return None
+    cpu = torch.device("cpu")
+    plan = policy.plan(0, policy.new_state(1, cpu), cpu)
+    return _STUDY if plan.held is not None or plan.select is None else None
 
 
 def append(

@@ -66,6 +66,8 @@ def test_closing_the_stream_aborts(service: EngineService) -> None:
         ({"policy": PolicyChoice("diagonal", 0.5, (("recent", 20.5),))}, "policy"),
         ({"policy": PolicyChoice("diagonal", 0.5, (("sink", "4"),))}, "policy"),
         ({"policy": PolicyChoice("diagonal", 0.5, (("sink", True),))}, "policy"),
+        ({"policy": PolicyChoice("h2o", 0.5)}, "policy"),
+        ({"policy": PolicyChoice("tova", 0.5)}, "policy"),
         ({"size": (512, 512)}, "size"),
         ({"prompt": " ".join(["word1"] * 40)}, "prompt"),
         ({"negative_prompt": " ".join(["word1"] * 40)}, "negative_prompt"),
