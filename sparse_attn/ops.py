@@ -63,9 +63,11 @@ def decode(
     where = (batch.slots, batch.positions, batch.prompts, batch.rows)
     reads = (plan.window, plan.offsets, plan.anchors, plan.stride, scale)
     out: Tensor
-    if plan.select is None or plan.offsets is None:
+    if plan.select is None:
         out = torch.ops.bishop.decode(q, *_cache(cache), *where, *reads)
     else:
+        if plan.offsets is None:
+            raise RuntimeError("this plan selects, but has no offsets to learn")
         out = torch.ops.bishop.decode_select(q, *_cache(cache), *where, *reads, *plan.select)
     return out
 

@@ -98,7 +98,8 @@ def _attend(
     q: Tensor, cache: LayerCache, batch: Batch, b: int, h: int, visual: list[int], scale: float
 ) -> tuple[Tensor, Tensor]:
     base, prompt = int(batch.slots[b]) + int(cache.table.offsets[h]), int(batch.prompts[b])
-    at = torch.tensor([*range(prompt), *visual], device=cache.arena.device) + base
+    keys = [*range(prompt), *visual]
+    at = torch.tensor(keys, dtype=torch.long, device=cache.arena.device) + base
     k, v = cache.table.format.read(cache.arena, at, q.shape[-1])
     p = (q.double() @ k.T * scale).softmax(-1)
     return (p @ v).to(q.dtype), p[:, prompt:].sum(0)
