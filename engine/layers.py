@@ -59,6 +59,33 @@ def swiglu(gate_up: Float[Tensor, "M F2"], backend: Backend) -> Float[Tensor, "M
     return torch.nn.functional.silu(gate) * up
 
 
+def rotated_heads(
+    qkv: Float[Tensor, "M E"],
+    norms: tuple[Tensor, Tensor] | None,
+    cos: Float[Tensor, "M h"],
+    sin: Float[Tensor, "M h"],
+    heads: tuple[int, int],
+    eps: float,
+    backend: Backend,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v heads of rows [q | k | v]: RMS norm of q and k (where weights are given), rotation.
+
+    heads: (query heads, KV heads). qkv may be overwritten.
+    """
+    if backend == "native":
+        q_norm, k_norm = norms or (None, None)
+        return ops.qk_norm_rope(qkv, q_norm, k_norm, cos, sin, eps, *heads)
+    rows = qkv.view(len(qkv), heads[0] + 2 * heads[1], -1)
+    q, k, v = rows.split((heads[0], heads[1], heads[1]), 1)
+    if norms is not None:
+        q, k = (_norm_heads(x, w, eps) for x, w in zip((q, k), norms, strict=True))
+    return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+
+def _norm_heads(x: Float[Tensor, "M H D"], weight: Tensor, eps: float) -> Tensor:
+    return rms_norm(x.reshape(-1, x.shape[-1]), weight, eps, "reference").view(x.shape)
+
+
 def rotate(x: Float[Tensor, "M H D"], cos: Tensor, sin: Tensor) -> Float[Tensor, "M H D"]:
     """Rotary embedding, half-split: pairs (i, i + D/2)."""
     a, b = x.chunk(2, -1)

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from engine import weights
-from engine.layers import Linear, rms_norm, rotate, swiglu
+from engine.layers import Linear, rms_norm, rotated_heads, swiglu
 from engine.models.base import ModelShape, SubBatchRun, VisualModel
 from engine.models.mini_text import WordTokenizer
 from engine.models.mini_vq import FSQTokenizer, FSQTokenizerConfig
@@ -220,22 +220,12 @@ class Mini(VisualModel):
     def run_layer(self, layer: int, run: SubBatchRun) -> None:
         w, eps = self._layers[layer], self.config.norm_eps
         qkv = w.qkv(rms_norm(run.hidden, w.attn_norm, eps, self.backend))
-        q, k, v = self._heads(qkv, w, run)
+        heads, norms = (self.config.heads,) * 2, (w.q_norm, w.k_norm)
+        q, k, v = rotated_heads(qkv, norms, run.cos, run.sin, heads, eps, self.backend)
         attended = run.attention(layer, q, k, v)
         run.hidden = run.hidden + w.out(attended.flatten(1))
         gate_up = w.gate_up(rms_norm(run.hidden, w.mlp_norm, eps, self.backend))
         run.hidden = run.hidden + w.down(swiglu(gate_up, self.backend))
-
-    def _heads(self, qkv: Tensor, w: _Layer, run: SubBatchRun) -> tuple[Tensor, Tensor, Tensor]:
-        c = self.config
-        q, k, v = qkv.view(len(qkv), 3, c.heads, c.head_dim).unbind(1)
-        q = self._norm_heads(q, w.q_norm)
-        k = self._norm_heads(k, w.k_norm)
-        return rotate(q, run.cos, run.sin), rotate(k, run.cos, run.sin), v
-
-    def _norm_heads(self, x: Tensor, weight: Tensor) -> Tensor:
-        flat = x.reshape(-1, self.config.head_dim)
-        return rms_norm(flat, weight, self.config.norm_eps, self.backend).view(x.shape)
 
     def logits(self, hidden: Float[Tensor, "M d"]) -> Float[Tensor, "M V"]:
         return self._head(rms_norm(hidden, self._norm, self.config.norm_eps, self.backend))
