@@ -27,6 +27,7 @@ TORCH_LIBRARY(bishop, m) {
   m.def(
       "qk_norm_rope(Tensor(a!) qkv, Tensor? q_norm, Tensor? k_norm, Tensor cos, Tensor sin, "
       "float eps, int heads, int kv_heads) -> ()");
+  m.def("sample(Tensor logits, Tensor partners, Tensor settings, Tensor top_k, Tensor keys) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(bishop, CPU, m) {
@@ -37,6 +38,7 @@ TORCH_LIBRARY_IMPL(bishop, CPU, m) {
   m.impl("rms_norm", &bishop::cpu::rms_norm);
   m.impl("swiglu", &bishop::cpu::swiglu);
   m.impl("qk_norm_rope", &bishop::cpu::qk_norm_rope);
+  m.impl("sample", &bishop::cpu::sample);
 }
 
 static PyModuleDef module_definition = {

@@ -56,7 +56,7 @@ class RowPool:
         if not self._free:
             self._grow()
         row = self._free.pop(0)
-        if self.state is not None:
+        if self.state is not None and self._initial is not None:
             self.state[row] = self._initial
         return row
 

@@ -19,6 +19,7 @@ class EngineConfig:
     model: preset name or folder of weights.
     backend: "auto" is native where the compiled operators are there, else an error that says how to
         build them; "reference" is slow and needs none.
+    kv_format: how keys and values are stored; arithmetic is fp32 on the CPU whatever it is.
     cache_bytes: size of the KV arena; None takes an eighth of the memory, at most 4 GiB.
     max_images: images in flight.
     policy: attention policy of requests that name none.
@@ -26,7 +27,7 @@ class EngineConfig:
 
     model: str = "mini"
     backend: Literal["auto", "native", "reference"] = "auto"
-    kv_format: str = "fp32"
+    kv_format: str = "bf16"
     cache_bytes: int | None = None
     max_images: int = 16
     max_prefill_images: int = 8

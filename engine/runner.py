@@ -10,7 +10,7 @@ from engine.cache import KVArena, RowPool
 from engine.image import Group, Image
 from engine.models.base import SubBatchRun, VisualModel
 from engine.phases import DecodeAttention, PrefillAttention
-from engine.sampling import Draw, guide, sample
+from engine.sampling import Draw, draw_tokens
 from scheduler.plan import ImageStep, StepPlan, StepResult, SubBatch
 from sparse_attn.attention import Backend
 from sparse_attn.policy import Batch
@@ -131,19 +131,19 @@ class Runner:
 
     def _draw(self, hidden: Float[Tensor, "M d"], sequences: list[Sequence]) -> dict[int, str]:
         """Append a drawn token to every image; returns those whose logits are not finite."""
-        logits = guided_logits(self.model.logits(hidden), sequences)
         firsts = [s for s in sequences if s.index == 0]
-        finite = logits.isfinite().all(-1).tolist()
+        partner = {s.image.number: i for i, s in enumerate(sequences) if s.index == 1}
         draws = [Draw(s.image.request.sampling, s.image.seed, s.step.position + 1) for s in firsts]
-        tokens = sample(logits.nan_to_num(), draws).tolist()
+        partners = [partner.get(s.image.number) for s in firsts]
+        tokens = draw_tokens(self.model.logits(hidden), partners, draws, self.backend)
         failed = {}
-        for s, token, good in zip(firsts, tokens, finite, strict=True):
-            if good:
-                s.image.tokens.append(token)
-            else:
+        for s, token in zip(firsts, tokens, strict=True):
+            if token is None:
                 failed[s.image.number] = (
                     f"the model gave NaN or infinite logits at visual token {s.step.position + 1}"
                 )
+            else:
+                s.image.tokens.append(token)
         return failed
 
     def _start(self, image: Image, sequences: int) -> None:
@@ -170,18 +170,3 @@ def run_layers(model: VisualModel, runs: list[SubBatchRun]) -> None:
     for layer in range(model.shape.layers):
         for run in runs:
             model.run_layer(layer, run)
-
-
-def guided_logits(logits: Float[Tensor, "M V"], sequences: list[Sequence]) -> Float[Tensor, "B V"]:
-    """One row per image: guidance where an image has a second sequence."""
-    images = [s.image.number for s in sequences if s.index == 0]
-    result = logits[: len(images)]
-    paired = [i for i, s in enumerate(sequences) if s.index == 1]
-    if not paired:
-        return result
-    at = torch.tensor([images.index(sequences[i].image.number) for i in paired])
-    scales = [sequences[i].image.request.sampling.guidance_scale for i in paired]
-    scale = torch.tensor(scales, device=logits.device)[:, None]
-    result = result.clone()
-    result[at] = guide(result[at], logits[len(images) :], scale)
-    return result

@@ -12,6 +12,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from scheduler.request import Sampling
+from sparse_attn import ops
+from sparse_attn.attention import Backend
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -26,20 +28,55 @@ class Draw:
     position: int
 
 
+def draw_tokens(
+    logits: Float[Tensor, "R V"],
+    partners: Sequence[int | None],
+    draws: Sequence[Draw],
+    backend: Backend,
+) -> list[int | None]:
+    """One token per image, None where its logits are not finite.
+
+    Row b of `logits` is image b's conditional row; partners[b] its unconditional row, if any.
+    Images are independent: a token depends on the image's rows and its `Draw` alone.
+    """
+    if backend == "native":
+        tokens = _native(logits, partners, draws).tolist()
+        return [None if token < 0 else token for token in tokens]
+    guided = guide(logits, partners, draws)
+    finite = guided.isfinite().all(-1).tolist()
+    tokens = sample(guided.nan_to_num(), draws).tolist()
+    return [token if good else None for token, good in zip(tokens, finite, strict=True)]
+
+
+def _native(
+    logits: Float[Tensor, "R V"], partners: Sequence[int | None], draws: Sequence[Draw]
+) -> Int64[Tensor, "B"]:
+    settings = [
+        (d.sampling.guidance_scale, d.sampling.temperature, d.sampling.top_p) for d in draws
+    ]
+    return ops.sample(
+        logits.contiguous(),
+        torch.tensor([-1 if p is None else p for p in partners], device=logits.device),
+        torch.tensor(settings, dtype=torch.float32, device=logits.device),
+        torch.tensor([d.sampling.top_k for d in draws], device=logits.device),
+        torch.tensor([_signed(_key(d.seed, d.position)) for d in draws], device=logits.device),
+    )
+
+
 def guide(
-    conditional: Float[Tensor, "B V"],
-    unconditional: Float[Tensor, "B V"],
-    scale: Float[Tensor, "B 1"],
+    logits: Float[Tensor, "R V"], partners: Sequence[int | None], draws: Sequence[Draw]
 ) -> Float[Tensor, "B V"]:
-    """Classifier-free guidance: uncond + g * (cond - uncond)."""
-    return unconditional + scale * (conditional - unconditional)
+    """Classifier-free guidance, uncond + g * (cond - uncond), where an image has a partner row."""
+    guided = logits[: len(draws)].clone()
+    for row, (partner, draw) in enumerate(zip(partners, draws, strict=True)):
+        if partner is not None:
+            other = logits[partner]
+            guided[row] = other + draw.sampling.guidance_scale * (guided[row] - other)
+    return guided
 
 
 def sample(logits: Float[Tensor, "B V"], draws: Sequence[Draw]) -> Int64[Tensor, "B"]:
-    """Draw one token per row by the Gumbel-max trick; temperature 0 is arg-max.
-
-    Rows are independent: the result of one depends on its logits and its `Draw` alone.
-    """
+    """Draw one token per row by the Gumbel-max trick; temperature 0 is arg-max."""
     temperature = _column(logits, [d.sampling.temperature or 1.0 for d in draws])
     scaled = filter_logits(logits / temperature, draws)
     greedy = torch.tensor([d.sampling.temperature == 0 for d in draws], device=logits.device)

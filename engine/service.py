@@ -95,7 +95,7 @@ class EngineService:
         finally:
             if open_images:
                 for request in requests:
-                    self._command(lambda id=request.id: self._engine.abort(id))  # type: ignore[misc]
+                    self._command(partial(self._engine.abort, request.id))
 
     def health(self) -> Health:
         alive = self._thread is not None and self._thread.is_alive() and self._error is None

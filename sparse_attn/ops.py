@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
 from sparse_attn.cache import LayerCache
@@ -155,6 +155,23 @@ def qk_norm_rope(
     return q, k, v
 
 
+def sample(
+    logits: Float[Tensor, "R V"],
+    partners: Int64[Tensor, "B"],
+    settings: Float[Tensor, "B 3"],
+    top_k: Int64[Tensor, "B"],
+    keys: Int64[Tensor, "B"],
+) -> Int64[Tensor, "B"]:
+    """One token per image from rows of logits; -1 where they are not finite.
+
+    Row b is image b's conditional row; partners: its unconditional row, or -1. settings: guidance
+    scale, temperature (0: arg-max), top_p. keys: hash of seed and position. See engine/sampling.py.
+    """
+    _require()
+    out: Tensor = torch.ops.bishop.sample(logits, partners, settings, top_k, keys)
+    return out
+
+
 def _cache(cache: LayerCache) -> tuple[Tensor, Tensor, Tensor, int, int]:
     table = cache.table
     return cache.arena, table.offsets, table.rings, table.prompt, table.anchors
@@ -186,6 +203,10 @@ def _half_as_wide(gate_up: Tensor) -> Tensor:
     return gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
 
 
+def _like_second(_x: Tensor, y: Tensor, *_args: object) -> Tensor:
+    return y.new_empty(y.shape)
+
+
 _FAKES: dict[str, Callable[..., Any]] = {
     "append": _no_result,
     "decode": _like_first,
@@ -194,6 +215,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "rms_norm": _like_first,
     "swiglu": _half_as_wide,
     "qk_norm_rope": _no_result,
+    "sample": _like_second,
 }
 
 if available():

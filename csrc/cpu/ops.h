@@ -38,4 +38,7 @@ void qk_norm_rope(Tensor qkv, const OptionalTensor& q_norm, const OptionalTensor
                   const Tensor& cosine, const Tensor& sine, double eps, int64_t heads,
                   int64_t kv_heads);
 
+Tensor sample(const Tensor& logits, const Tensor& partners, const Tensor& settings,
+              const Tensor& top_k, const Tensor& keys);
+
 }  // namespace bishop::cpu

@@ -1,4 +1,4 @@
-"""Words of a prompt -> text positions of `mini`. Pure Python: the server validates prompts with it."""
+"""Words of a prompt -> text positions of `mini`. Pure Python: servers validate with it."""
 
 import json
 import re

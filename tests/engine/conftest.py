@@ -24,7 +24,7 @@ def engine(backend: str) -> Engine:
 
 
 def tiny_engine(backend: str, **options: object) -> Engine:
-    settings = {"cache_bytes": 64 << 20} | options
+    settings = {"cache_bytes": 64 << 20, "kv_format": "fp32"} | options
     return Engine(EngineConfig(model="tiny", backend=backend, **settings))  # type: ignore[arg-type]
 
 

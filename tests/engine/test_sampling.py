@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.sampling import Draw, filter_logits, gumbel, guide, sample
+from engine.sampling import Draw, draw_tokens, filter_logits, guide, gumbel, sample
 from scheduler.request import RequestError, Sampling
 
 
@@ -80,9 +80,42 @@ def test_noise_depends_on_seed_and_position_alone() -> None:
     assert not one.equal(gumbel([(4, 9)], 100, cpu))
 
 
-def test_guidance_of_one_is_the_conditional() -> None:
-    cond, uncond = torch.randn(2, 3, 8)
-    assert torch.allclose(guide(cond, uncond, torch.ones(3, 1)), cond, atol=1e-6)
+def test_guidance_follows_its_definition() -> None:
+    logits = torch.randn(3, 8)
+    draws = [Draw(Sampling(2.5), 0, 0), Draw(Sampling(1.0), 0, 0)]
+    guided = guide(logits, [2, None], draws)
+    assert torch.allclose(guided[0], logits[2] + 2.5 * (logits[0] - logits[2]))
+    assert guided[1].equal(logits[1])
+
+
+SETTINGS = [
+    Sampling(1.0), Sampling(3.0, top_p=0.9), Sampling(5.0, 0.7, top_k=7), Sampling(2.0, 0.0),
+    Sampling(4.0, 1.3, 50, 0.5), Sampling(1.0, top_k=1), Sampling(1.0, top_p=1e-6),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("vocabulary", [5, 256, 1000, 4096])
+def test_native_draws_what_the_reference_draws(vocabulary: int) -> None:
+    """Equal but for draws on the edge of rounding, and bit by bit independent of the batch."""
+    draws = [Draw(SETTINGS[i % len(SETTINGS)], 7 * i, i) for i in range(210)]
+    pairs = [i for i, d in enumerate(draws) if d.sampling.guided]
+    partners = [210 + pairs.index(i) if i in pairs else None for i in range(210)]
+    logits = 3 * torch.randn(210 + len(pairs), vocabulary)
+    native = draw_tokens(logits, partners, draws, "native")
+    reference = draw_tokens(logits, partners, draws, "reference")
+    assert sum(a != b for a, b in zip(native, reference, strict=True)) <= 1
+    for i in range(0, 210, 13):
+        rows = [i] if partners[i] is None else [i, partners[i]]
+        alone = [None if partners[i] is None else 1]
+        assert draw_tokens(logits[rows], alone, [draws[i]], "native") == [native[i]]
+
+
+def test_logits_that_are_not_finite_give_no_token(backend: str) -> None:
+    logits = torch.randn(4, 10)
+    logits[1, 3], logits[3, 0] = float("nan"), float("inf")
+    draws = [Draw(Sampling(2.0), i, 0) for i in range(3)]
+    tokens = draw_tokens(logits, [None, None, 3], draws, backend)
+    assert [t is None for t in tokens] == [False, True, True]
 
 
 @pytest.mark.parametrize("bad", [

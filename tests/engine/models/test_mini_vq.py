@@ -33,7 +33,7 @@ def test_shapes_range_and_raster_order(tokenizer: FSQTokenizer) -> None:
     assert tokens.shape == (2, 15) and tokens.dtype == torch.int64
     pixels = tokenizer.decode(tokens, 3, 5)
     assert pixels.shape == images.shape and pixels.dtype == torch.float32
-    assert 0 <= pixels.min() and pixels.max() <= 1
+    assert pixels.min() >= 0 and pixels.max() <= 1
 
 
 def test_a_picture_ignores_its_batch_mates(tokenizer: FSQTokenizer) -> None:
