@@ -8,10 +8,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class TokenBar:
-    """`advance(picture, done)` says how many tokens of a picture are drawn; going back (a picture
-    that starts again) is fine."""
+    """`advance(picture, done, total)` says how many tokens of a picture are drawn; going back (a
+    picture that starts again) is fine."""
 
-    def __init__(self, tokens: int, hidden: bool) -> None:
+    def __init__(self, pictures: int, hidden: bool) -> None:
         console = Console(stderr=True)
         columns = (
             TextColumn("drawing"),
@@ -22,7 +22,8 @@ class TokenBar:
         )
         show = not hidden and console.is_terminal
         self._progress = Progress(*columns, console=console, transient=True, disable=not show)
-        self._task = self._progress.add_task("drawing", total=tokens)
+        self._task = self._progress.add_task("drawing", total=None)
+        self._pictures = pictures
         self._done: dict[int, int] = {}
 
     def __enter__(self) -> Self:
@@ -37,6 +38,7 @@ class TokenBar:
     ) -> None:
         self._progress.stop()
 
-    def advance(self, picture: int, done: int) -> None:
+    def advance(self, picture: int, done: int, total: int) -> None:
         self._done[picture] = done
-        self._progress.update(self._task, completed=sum(self._done.values()))
+        drawn = sum(self._done.values())
+        self._progress.update(self._task, completed=drawn, total=total * self._pictures)

@@ -69,8 +69,7 @@ class _Drawing:
 
     def run(self) -> int:
         start = time.monotonic()
-        tokens = self.service.model.visual_tokens * self.outputs.count
-        with TokenBar(tokens, hidden=self.look.json) as bar:
+        with TokenBar(self.outputs.count, hidden=self.look.json) as bar:
             for prompt, event in self.service.run(self.requests):
                 self._take(prompt, event, bar)
         seconds = time.monotonic() - start
@@ -80,9 +79,9 @@ class _Drawing:
         number = prompt * self.requests[0].n + event.index
         match event:
             case Progress():
-                bar.advance(number, event.done)
+                bar.advance(number, event.done, event.total)
             case Finished():
-                bar.advance(number, event.stats.tokens)
+                bar.advance(number, event.stats.tokens, event.stats.tokens)
                 self._write(number, self.requests[prompt], event)
             case Failed():
                 self.failures[number] = event.reason

@@ -1,5 +1,6 @@
 """Flags that several commands share, and how their text is read."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import typer
@@ -36,13 +37,13 @@ CacheMib = Annotated[int | None, typer.Option(min=1, help="KV cache in MiB.")]
 MaxImages = Annotated[int, typer.Option(min=1, help="Images drawn at the same time, at most.")]
 
 
-def parse_options(pairs: list[str] | None) -> dict[str, Option]:
+def parse_options(pairs: Sequence[str] | None, flag: str = "--policy-option") -> dict[str, Option]:
     """{"sink": 4} of ["sink=4"]; true, false and numbers are read as such. Raises Refusal."""
     options: dict[str, Option] = {}
     for pair in pairs or []:
         key, equals, value = pair.partition("=")
         if not (key and equals):
-            raise Refusal(f"--policy-option: expected KEY=VALUE, got {pair!r}")
+            raise Refusal(f"{flag}: expected KEY=VALUE, got {pair!r}")
         options[key] = _value(value)
     return options
 

@@ -47,7 +47,7 @@ class Outputs:
         chosen = _format(path, format)
         named = path if path.suffix else path.with_name(f"{path.name}.{chosen}")
         outputs = cls(named, chosen, count, sheet)
-        _check_folder(named.parent)
+        check_folder(named.parent, "-o")
         for file in [named, *outputs.files]:
             _check_file(file)
         return outputs
@@ -72,13 +72,14 @@ def _format(path: Path, wanted: str | None) -> Format:
     return next((format for format in FORMATS if format in (wanted, named)), "png")
 
 
-def _check_folder(folder: Path) -> None:
-    """Try it: permission bits tell a superuser nothing, and nothing of a full or read-only disk."""
+def check_folder(folder: Path, flag: str) -> None:
+    """Raises Refusal naming `flag` if no file can be made in `folder`. It tries: permission bits
+    tell a superuser nothing, and nothing of a full or read-only disk."""
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"x")
     except OSError as error:
-        raise Refusal(f"-o: cannot write into {folder}: {error.strerror or error}") from None
+        raise Refusal(f"{flag}: cannot write into {folder}: {error.strerror or error}") from None
 
 
 def _check_file(file: Path) -> None:

@@ -39,6 +39,14 @@ class Linear:
         else:
             self._dense = weight.float() if scale is None else weight.float() * scale[:, None]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one product reads of the weight."""
+        if self.backend == "native":
+            scale = self._packed.scale
+            return self._packed.panels.nbytes + (0 if scale is None else scale.nbytes)
+        return self._dense.nbytes
+
     def __call__(self, x: Float[Tensor, "M K"]) -> Float[Tensor, "M N"]:
         if self.backend == "native":
             return ops.linear(x, self._packed)
