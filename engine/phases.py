@@ -1,12 +1,11 @@
 """Attention in the two phases of a sub-batch: reading prompts, and drawing one token."""
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from engine.cache import KVArena
 from engine.image import Group
-from sparse_attn import attention, reference
+from sparse_attn import attention, prefill, reference
 from sparse_attn.attention import Backend
 from sparse_attn.policy import Batch
 
@@ -37,8 +36,7 @@ class DecodeAttention:
 
 
 class PrefillAttention:
-    """Causal attention within each prompt (FlashAttention-2 through torch SDPA), prompt by prompt,
-    so that a prompt's result does not depend on the others."""
+    """Causal attention within each prompt; its keys and values go to the prompt regions."""
 
     def __init__(self, arena: KVArena, group: Group, slots: list[int], lengths: list[int]) -> None:
         self.arena, self.group, self.slots, self.lengths = arena, group, slots, lengths
@@ -51,19 +49,7 @@ class PrefillAttention:
         v: Float[Tensor, "M H D"],
     ) -> Float[Tensor, "M Hq D"]:
         cache = self.arena.layer(self.group.layout, layer)
-        parts = zip(self.slots, *(x.split(self.lengths) for x in (q, k, v)), strict=True)
-        out = []
-        for slot, qs, ks, vs in parts:
-            reference.append_prompt(ks, vs, cache, slot)
-            out.append(_causal(qs, ks, vs))
-        return torch.cat(out)
-
-
-def _causal(
-    q: Float[Tensor, "P Hq D"], k: Float[Tensor, "P H D"], v: Float[Tensor, "P H D"]
-) -> Float[Tensor, "P Hq D"]:
-    out = torch.nn.functional.scaled_dot_product_attention(
-        q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None],
-        is_causal=True, enable_gqa=q.shape[1] != k.shape[1],
-    )  # fmt: skip
-    return out[0].transpose(0, 1)
+        parts = zip(self.slots, k.split(self.lengths), v.split(self.lengths), strict=True)
+        for slot, keys, values in parts:
+            reference.append_prompt(keys, values, cache, slot)
+        return prefill.causal(q, k, v, self.lengths)
