@@ -105,7 +105,8 @@ def test_step_cost_counts_every_weight_and_every_read() -> None:
     stats = ImageStats(64, 10, 1.0, 0.0, kv_read_bytes=6400, kv_resident_bytes=1, density=1.0)
     cost = StepCost.of(model, config.format, stats, images=4, sequences=8)
     assert cost.kv_bytes == 4 * 6400 / 64
-    assert cost.flops == 2 * parameters * 8 + 2 * cost.kv_bytes / 4
+    attention = 2 * cost.kv_bytes / config.format.dtype.itemsize
+    assert cost.flops == 2 * parameters * 8 + attention
 
 
 def test_the_slower_of_memory_and_arithmetic_bounds() -> None:
