@@ -5,11 +5,15 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
+from engine.models import hub
 from engine.models.base import VisualModel
 from engine.models.mini import Mini, MiniConfig
-from sparse_attn.attention import Backend
+from engine.models.options import LoadOptions
+from engine.models.registry import FAMILIES, PUBLISHED, family_of
+from engine.weights import WeightError, load_json
 
 ROOT = Path(__file__).resolve().parents[2]
 """Top of the checkout; presets name their weights relative to it."""
@@ -21,7 +25,10 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True)
 class Preset:
-    """One YAML file. `weights`: a folder, or None where `dummy` asks for random weights."""
+    """One YAML file. `weights`: a folder, or None where `dummy` asks for random weights.
+
+    config: what config.json would say, for random weights.
+    """
 
     name: str
     family: str
@@ -44,30 +51,72 @@ class Preset:
         return None
 
 
-FAMILIES = ("mini",)
-
-
 def presets() -> dict[str, Preset]:
     """All presets by name."""
     found = (_read(path) for path in sorted((ROOT / "configs" / "models").glob("*.yaml")))
     return {preset.name: preset for preset in found}
 
 
-def load_model(name: str, backend: Backend) -> VisualModel:
-    """A preset by name, or a folder of weights. Raises ModelError or WeightError."""
-    if Path(name).is_dir():
-        return Mini.load(Path(name).name, Path(name), backend)
+def load_model(name: str, options: LoadOptions) -> VisualModel:
+    """A preset by name, a folder of weights, or a hub id (owner/name).
+
+    Raises ModelError or WeightError before any memory is taken.
+    """
     known = presets()
-    if name not in known:
-        match = difflib.get_close_matches(name, known, 1)
-        hint = f"; did you mean {match[0]!r}?" if match else ""
-        raise ModelError(f"unknown model {name!r}{hint} (known: {', '.join(sorted(known))})")
-    preset = known[name]
+    if name in known:
+        return _load_preset(known[name], options)
+    folder = find_folder(name)
+    return load_folder(folder, name.rstrip("/").rsplit("/", 1)[-1], options)
+
+
+def find_folder(name: str) -> Path:
+    """The folder that a path or hub id names. Raises ModelError or WeightError."""
+    if Path(name).is_dir():
+        return Path(name)
+    if hub.is_hub_id(name):
+        return hub.snapshot(name)
+    known = presets()
+    match = difflib.get_close_matches(name, known, 1)
+    hint = f"; did you mean {match[0]!r}?" if match else ""
+    raise ModelError(
+        f"unknown model {name!r}{hint} (known: {', '.join(sorted(known))}; or a folder, or a hub "
+        "id such as owner/name)"
+    )
+
+
+def load_folder(folder: Path, name: str, options: LoadOptions) -> VisualModel:
+    """A model from a folder with config.json."""
+    family = family_of(load_json(folder / "config.json"))
+    if family == "mini":
+        return _load_mini(name, folder, options)
+    return PUBLISHED[family].load(name, folder, options)
+
+
+def _load_preset(preset: Preset, options: LoadOptions) -> VisualModel:
     if preset.missing:
-        raise ModelError(f"model {name!r} cannot run here: {preset.missing}")
-    if preset.folder is None:
-        return Mini.dummy(name, MiniConfig.from_dict(preset.config), backend)
-    return Mini.load(name, preset.folder, backend)
+        raise ModelError(f"model {preset.name!r} cannot run here: {preset.missing}")
+    if preset.folder is not None:
+        return load_folder(preset.folder, preset.name, options)
+    if preset.family == "mini":
+        _check_mini(options)
+        return Mini.dummy(preset.name, MiniConfig.from_dict(preset.config), options.backend)
+    family = PUBLISHED[preset.family]
+    return family.dummy(preset.name, family.configure(preset.config, None), options)
+
+
+def _load_mini(name: str, folder: Path, options: LoadOptions) -> VisualModel:
+    _check_mini(options)
+    if options.dummy:
+        config = MiniConfig.from_dict(load_json(folder / "config.json"))
+        return Mini.dummy(name, config, options.backend)
+    return Mini.load(name, folder, options.backend)
+
+
+def _check_mini(options: LoadOptions) -> None:
+    if options.dtype != torch.float32 or options.device.type != "cpu":
+        raise WeightError(
+            f"family 'mini' runs in fp32 on the CPU, not in {options.dtype} on {options.device}"
+        )
 
 
 def _read(path: Path) -> Preset:
