@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from engine.models.options import DTYPES, LoadOptions
 from scheduler.request import PolicyChoice
 from sparse_attn import ops
 from sparse_attn.attention import Backend
@@ -16,7 +17,12 @@ from sparse_attn.layout import FORMATS, KVFormat
 class EngineConfig:
     """How one engine runs.
 
-    model: preset name or folder of weights.
+    model: preset name, folder of weights, or hub id (owner/name).
+    load_format: "dummy" draws random weights in the model's geometry instead of loading its own.
+    dtype: of weights and activations ("fp32", "bf16", "fp16"); the native CPU operators take fp32.
+    max_prompt_tokens: most prompt tokens of a sequence, template included; every sequence's cache
+        has room for so many. None takes the family's default.
+    pixel_memory: bytes the pixel decoder may use for its activations.
     backend: "auto" is native where the compiled operators are there, else an error that says how to
         build them; "reference" is slow and needs none.
     kv_format: how keys and values are stored; arithmetic is fp32 on the CPU whatever it is.
@@ -26,6 +32,10 @@ class EngineConfig:
     """
 
     model: str = "mini"
+    load_format: Literal["auto", "dummy"] = "auto"
+    dtype: str = "fp32"
+    max_prompt_tokens: int | None = None
+    pixel_memory: int = 2 << 30
     backend: Literal["auto", "native", "reference"] = "auto"
     kv_format: str = "bf16"
     cache_bytes: int | None = None
@@ -36,6 +46,8 @@ class EngineConfig:
     policy: PolicyChoice = PolicyChoice()
 
     def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"unknown dtype {self.dtype!r} (known: {', '.join(DTYPES)})")
         if self.kv_format not in FORMATS:
             raise ValueError(f"unknown kv_format {self.kv_format!r} (known: {', '.join(FORMATS)})")
         for name in ("max_images", "max_prefill_images", "sub_batch_images"):
@@ -47,6 +59,19 @@ class EngineConfig:
     @property
     def format(self) -> KVFormat:
         return FORMATS[self.kv_format]
+
+    @property
+    def load_options(self) -> LoadOptions:
+        """How the model is to be loaded. Raises RuntimeError as `resolved_backend` does."""
+        return LoadOptions(
+            backend=self.resolved_backend,
+            dtype=DTYPES[self.dtype],
+            device=self.device,
+            prompt_tokens=self.max_prompt_tokens,
+            pixel_memory=self.pixel_memory,
+            dummy=self.load_format == "dummy",
+            progress=True,
+        )
 
     @property
     def device(self) -> torch.device:

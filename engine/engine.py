@@ -45,7 +45,7 @@ class Engine:
             torch.set_num_threads(config.threads)
         self.config = config
         self.backend = config.resolved_backend
-        self.model = model or load_model(config.model, self.backend)
+        self.model = model or load_model(config.model, config.load_options)
         self.scheduler = Scheduler(scheduler_config(config, self.model))
         arena = KVArena(config.resolved_cache_bytes, config.device)
         self.runner = Runner(self.model, arena, self.backend)

@@ -130,5 +130,6 @@ class VisualModel(ABC):
 
     def _refuse_size(self, size: tuple[int, int]) -> ValueError:
         width, height = size
-        known = ", ".join(f"{w}x{h}" for w, h in self.sizes)
+        near = sorted(self.sizes, key=lambda s: abs(s[0] - width) + abs(s[1] - height))[:8]
+        known = ", ".join(f"{w}x{h}" for w, h in near) + (", ..." if len(self.sizes) > 8 else "")
         return ValueError(f"model {self.name!r} does not draw {width}x{height}; it draws {known}")

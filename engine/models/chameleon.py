@@ -80,7 +80,7 @@ class Chameleon(DecoderModel):
             rope_factor=factor,
             tied=text.flag("tie_word_embeddings"),
             factor=pixels.factor,
-            sizes=cls.picture_sizes(vq.count("resolution"), folder),
+            sizes=cls.picture_sizes(values, vq.count("resolution"), folder),
             sampling=cls.defaults(),
             extra={"pixels": pixels, "vq": _vq_prefix(folder)},
         )
@@ -90,7 +90,9 @@ class Chameleon(DecoderModel):
         return None
 
     @classmethod
-    def picture_sizes(cls, resolution: int, folder: Path | None) -> tuple[tuple[int, int], ...]:
+    def picture_sizes(
+        cls, values: Mapping[str, Any], resolution: int, folder: Path | None
+    ) -> tuple[tuple[int, int], ...]:
         return ((resolution, resolution),)
 
     @classmethod
@@ -149,11 +151,17 @@ class LuminaMGPT(Chameleon):
         return int(vocabulary.get("<reserved08799>", cls.NEWLINE))
 
     @classmethod
-    def picture_sizes(cls, resolution: int, folder: Path | None) -> tuple[tuple[int, int], ...]:
-        """The shapes it was trained on: at most (target / 32)^2 cells, no longer than 4:1."""
-        name = "" if folder is None else folder.name
-        found = re.search(r"(?<!\d)(512|768|1024)(?!\d)", name)
-        return lumina_sizes(int(found.group(1)) if found else 768)
+    def picture_sizes(
+        cls, values: Mapping[str, Any], resolution: int, folder: Path | None
+    ) -> tuple[tuple[int, int], ...]:
+        """The shapes it was trained on: at most (target / 32)^2 cells, no longer than 4:1.
+
+        The target is `target_size` of config.json, or else what the folder's path says (the
+        published repositories end in -512, -768 or -1024), or else 768.
+        """
+        path = "" if folder is None else str(folder)
+        named = re.findall(r"Lumina-mGPT-\w+?-(512|768|1024)(?!\d)", path)
+        return lumina_sizes(int(values.get("target_size") or (named[-1] if named else 768)))
 
     @classmethod
     def defaults(cls) -> Sampling:

@@ -170,7 +170,7 @@ class Projection:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, backend: Backend) -> None:
-        self.weight, self.bias = weight, bias
+        self.bias = bias
         native = backend == "native" and weight.device.type == "cpu"
         if native and weight.dtype != torch.float32:
             raise ValueError(
@@ -178,17 +178,20 @@ class Projection:
                 'dtype fp32 or backend="reference"'
             )
         self._native = Linear(weight, None, backend) if native else None
+        self._weight = None if native else weight
 
     def __call__(self, x: Float[Tensor, "M K"]) -> Float[Tensor, "M N"]:
-        if self._native is not None:
-            y = self._native(x)
-        elif x.device.type == "cpu":
-            y = tiled(lambda tile: tile.to(self.weight.dtype) @ self.weight.T, x)
-        else:
-            y = x.to(self.weight.dtype) @ self.weight.T
+        y = self._native(x) if self._native is not None else self._multiply(x)
         if self.bias is not None:
             y = y + self.bias.to(y.dtype)
         return y.to(x.dtype)
+
+    def _multiply(self, x: Float[Tensor, "M K"]) -> Float[Tensor, "M N"]:
+        assert self._weight is not None
+        turned = self._weight.T
+        if x.device.type != "cpu":
+            return x.to(turned.dtype) @ turned
+        return tiled(lambda tile: tile.to(turned.dtype) @ turned, x)
 
 
 def norm_rows(x: Float[Tensor, "M K"], weight: Tensor, eps: float, backend: Backend) -> Tensor:
@@ -206,17 +209,17 @@ def activate(x: Float[Tensor, "M K"], activation: Activation | Literal["gelu"]) 
 
 
 class _Layer:
-    """The weights of one layer on a backend."""
+    """The weights of one layer on a backend, taken out of `w` so that none is held twice."""
 
     def __init__(self, w: dict[str, Tensor], i: int, backend: Backend) -> None:
         def take(name: str) -> Tensor | None:
-            return w.get(f"layers.{i}.{name}")
+            return w.pop(f"layers.{i}.{name}", None)
 
         def linear(name: str) -> Projection:
-            return Projection(w[f"layers.{i}.{name}.weight"], take(f"{name}.bias"), backend)
+            return Projection(w.pop(f"layers.{i}.{name}.weight"), take(f"{name}.bias"), backend)
 
-        self.attn_norm = w[f"layers.{i}.attn_norm.weight"]
-        self.mlp_norm = w[f"layers.{i}.mlp_norm.weight"]
+        self.attn_norm = w.pop(f"layers.{i}.attn_norm.weight")
+        self.mlp_norm = w.pop(f"layers.{i}.mlp_norm.weight")
         self.attn_after, self.mlp_after = take("attn_after.weight"), take("mlp_after.weight")
         self.q_norm = take("q_norm.weight"), take("q_norm.bias")
         self.k_norm = take("k_norm.weight"), take("k_norm.bias")

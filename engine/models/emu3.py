@@ -67,15 +67,17 @@ class Emu3(DecoderModel):
         text = Values(values.get("text_config") or {}, DEFAULTS, "text_config")
         vq = Values(values.get("vq_config") or {}, VQ_DEFAULTS, "vq_config")
         pixels = Emu3VQConfig(
-            *(vq.count(key) for key in (
-                "codebook_size", "embed_dim", "latent_channels", "out_channels",
-                "temporal_downsample_factor", "base_channels",
-            )),
+            codebook_size=vq.count("codebook_size"),
+            embed_dim=vq.count("embed_dim"),
+            latent_channels=vq.count("latent_channels"),
+            out_channels=vq.count("out_channels"),
+            temporal_downsample_factor=vq.count("temporal_downsample_factor"),
+            base_channels=vq.count("base_channels"),
             channel_multiplier=vq.numbers("channel_multiplier"),
             num_res_blocks=vq.count("num_res_blocks"),
             attn_resolutions=vq.numbers("attn_resolutions"),
             num_attention_heads=vq.count("num_attention_heads"),
-        )  # fmt: skip
+        )
         ids, row = _visual_tokens(values.get("vocabulary_map"), pixels.codebook_size)
         theta, factor = text.rope()
         return FamilyConfig(
@@ -126,9 +128,7 @@ def emu3_size(width: int, height: int, area: int, factor: int) -> tuple[int, int
     return round(width * scale) * factor, round(height * scale) * factor
 
 
-def _visual_tokens(
-    vocabulary: Mapping[str, int] | None, codes: int
-) -> tuple[tuple[int, ...], int]:
+def _visual_tokens(vocabulary: Mapping[str, int] | None, codes: int) -> tuple[tuple[int, ...], int]:
     """Ids of the visual tokens in the order of the code book, and of the end-of-row token."""
     if vocabulary is None:  # as in the published checkpoints
         return tuple(range(151854, 151854 + codes)), 151846

@@ -129,8 +129,9 @@ class AttentionBlock(nn.Module):
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            setattr(self, name, nn.Linear(channels, channels))
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            nn.Linear(channels, channels) for _ in range(4)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """x already normalised [B, C, H, W] -> what attention adds to the residual."""

@@ -134,6 +134,16 @@ class DecoderModel(VisualModel):
         return FileTokenizer.of_folder(folder)
 
     @classmethod
+    def tokens(cls, folder: Path, config: FamilyConfig) -> tuple[TextTokenizer, dict[str, int]]:
+        """The tokenizer, and the ids of the special tokens. Raises WeightError."""
+        text = cls.tokenizer(folder, config)
+        special = {
+            key: text.id_of(special_token(folder, key, token))
+            for key, token in cls.special_tokens.items()
+        }
+        return text, special
+
+    @classmethod
     def load(cls, name: str, folder: Path, options: LoadOptions) -> Self:
         """From a folder in Hugging Face's layout.
 
@@ -144,11 +154,7 @@ class DecoderModel(VisualModel):
         if options.dummy:
             return cls.dummy(name, config, options)
         params = cls.parameters(config)
-        text = cls.tokenizer(folder, config)
-        special = {
-            key: text.id_of(special_token(folder, key, token))
-            for key, token in cls.special_tokens.items()
-        }
+        text, special = cls.tokens(folder, config)
         checkpoint = cls.checkpoint(folder, config)
         checkpoint.check(params, cls.unused)
         tensors = checkpoint.load(params, options.dtype, options.device, options.progress)
@@ -170,7 +176,7 @@ class DecoderModel(VisualModel):
         if self.config.row_id is not None:
             ids.append(self.config.row_id)
         self._visual_ids = torch.tensor(ids, dtype=torch.int64, device=self._embed.device)
-        self._head = Projection(w["head.weight"], w.get("head.bias"), self.options.backend)
+        self._head = Projection(w.pop("head.weight"), w.get("head.bias"), self.options.backend)
 
     def _take_pixels(self, w: dict[str, Tensor]) -> None:
         module = self.pixel_module()

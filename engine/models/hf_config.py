@@ -6,7 +6,7 @@ from typing import Any
 from engine.models.decoder import DecoderConfig
 from engine.weights import WeightError
 
-LLAMA: Mapping[str, Any] = {
+LLAMA: dict[str, Any] = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
     "num_attention_heads": 32, "num_key_value_heads": None, "rms_norm_eps": 1e-6,
     "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_theta": 10000.0,
@@ -69,7 +69,7 @@ class Values:
         if act not in known or (act == "gelu" and "unit_offset" not in options):
             raise WeightError(f"{self._where}: hidden_act {act!r} is not supported")
         bias = self.flag("attention_bias")
-        return DecoderConfig(**{
+        values: dict[str, Any] = {
             "dim": dim,
             "layers": self.count("num_hidden_layers"),
             "q_heads": heads,
@@ -81,4 +81,5 @@ class Values:
             "qkv_bias": bias,
             "out_bias": bias,
             "mlp_bias": self.flag("mlp_bias"),
-        } | options)  # fmt: skip
+        }
+        return DecoderConfig(**(values | options))

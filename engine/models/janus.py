@@ -106,7 +106,7 @@ class Janus(DecoderModel):
         backend = self.options.backend
 
         def linear(name: str) -> Projection:
-            return Projection(w[f"{name}.weight"], w[f"{name}.bias"], backend)
+            return Projection(w.pop(f"{name}.weight"), w[f"{name}.bias"], backend)
 
         self._embed = w["embed.weight"]
         self._codes = w["image_embed.weight"]

@@ -29,7 +29,9 @@ def family_of(values: Mapping[str, Any]) -> str:
         return "mini"
     given = ", ".join(map(str, architectures)) or f"of model_type {values.get('model_type')!r}"
     known = ", ".join(a for cls in PUBLISHED.values() for a in cls.architectures)
-    raise WeightError(f"config.json names the architecture {given}, which is unknown (known: {known})")
+    raise WeightError(
+        f"config.json names the architecture {given}, which is unknown (known: {known})"
+    )
 
 
 def known_family(name: str) -> str:

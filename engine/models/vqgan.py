@@ -8,7 +8,7 @@ which they store levels, and in whether codes are normalised. Only the decoder h
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float, Int64
@@ -73,7 +73,7 @@ class AttentionBlock(nn.Module):
         h = self.norm(x)
         q, k, v = (c(h).flatten(2).transpose(1, 2)[:, None] for c in (self.q, self.k, self.v))
         out = F.scaled_dot_product_attention(q, k, v)[:, 0].transpose(1, 2).reshape(x.shape)
-        return x + self.proj_out(out)
+        return cast(Tensor, x + self.proj_out(out))
 
 
 class Level(nn.Module):
@@ -141,7 +141,7 @@ def largest_activation(base: int, multiplier: tuple[int, ...]) -> int:
     """Bytes per token of the largest fp32 activation; a level begins as wide as the one below."""
     finest = len(multiplier) - 1
     widths = (base * max(multiplier[i : i + 2]) * 4 ** (finest - i) for i in range(finest + 1))
-    return max(widths) * 4
+    return int(max(widths)) * 4
 
 
 def norm_conv(x: Tensor, norm: nn.GroupNorm, conv: nn.Conv2d, strips: int) -> Tensor:

@@ -32,7 +32,7 @@ def fast_backend() -> Backend:
 
 
 def options(backend: Backend | None = None, **values: object) -> LoadOptions:
-    return LoadOptions(backend=backend or "reference", **values)  # type: ignore[arg-type]
+    return LoadOptions(backend=backend or fast_backend(), **values)  # type: ignore[arg-type]
 
 
 def engine_of(model: VisualModel, backend: Backend | None = None, **settings: object) -> Engine:

@@ -127,8 +127,14 @@ def test_the_original_checkpoint_of_the_pixel_decoder(tmp_path: Path) -> None:
 
 def lumina(folder: Path, **values: object) -> tuple[ChameleonForConditionalGeneration, LuminaMGPT]:
     theirs = save(folder, **values)
-    ours = LuminaMGPT.load("lumina", folder, harness.options())
-    return theirs, ours
+    return theirs, LuminaMGPT.load("lumina", folder, harness.options())
+
+
+def small(model: LuminaMGPT) -> LuminaMGPT:
+    """The tests' pictures are small, and so is their vocabulary."""
+    model.sizes = ((16, 16), (16, 32), (24, 8))
+    model.CELL, model.SIZE = 8, 300
+    return model
 
 
 @pytest.mark.parametrize("values", [{}, {"num_key_value_heads": 2}])
@@ -138,8 +144,7 @@ def test_lumina_rows_end_with_newlines(
 ) -> None:
     """The same decoder over prompt, size tokens and rows that end with a newline token."""
     theirs, ours = lumina(tmp_path, **values)
-    ours.sizes = ((16, 16), (16, 32), (24, 8))
-    ours.CELL, ours.SIZE = 8, 300  # the tests' pictures are small, and so is their vocabulary
+    small(ours)
     tokens = harness.prove(ours, reference(theirs), size=size)
     width = size[0] // 4
     for image in tokens:

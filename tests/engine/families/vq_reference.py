@@ -1,5 +1,8 @@
-"""Independent VQGAN decoders, written from the published architecture: Esser et al. 2021 (as in
-taming-transformers) and LlamaGen's variant (Sun et al. 2024), with the names of their checkpoints."""
+"""Independent VQGAN decoders, written from the published architecture.
+
+Esser et al. 2021 (as in taming-transformers) and LlamaGen's variant (Sun et al. 2024), with the
+names of their checkpoints.
+"""
 
 from typing import Literal
 
@@ -83,8 +86,16 @@ def llamagen(codes: int, code_dim: int, latent: int, base: int, multiplier: tupl
     return _random("llamagen", codes, code_dim, latent, base, multiplier, res_blocks, True)
 
 
-def _random(kind: Literal["taming", "llamagen"], codes: int, code_dim: int, latent: int, base: int,
-            multiplier: tuple[int, ...], res_blocks: int, normalize: bool) -> Reference:  # fmt: skip
+def _random(
+    kind: Literal["taming", "llamagen"],
+    codes: int,
+    code_dim: int,
+    latent: int,
+    base: int,
+    multiplier: tuple[int, ...],
+    res_blocks: int,
+    normalize: bool,
+) -> Reference:
     generator = torch.Generator().manual_seed(0)
     w: dict[str, Tensor] = {}
 

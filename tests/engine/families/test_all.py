@@ -1,0 +1,110 @@
+"""What holds for every family: images independent of their batch mates, every policy, partial
+pictures, random weights."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.events import Partial
+from engine.models.family import DecoderModel
+from engine.models.registry import PUBLISHED
+from scheduler.request import PolicyChoice, RequestError, Sampling
+from sparse_attn import attention, policies
+from sparse_attn.policy import Heads
+from tests.engine.families import harness
+from tests.engine.families.zoo import ZOO
+
+SAMPLED = Sampling(guidance_scale=2.5, temperature=1.0, top_k=40, top_p=0.95)
+
+
+def test_every_family_is_in_the_zoo() -> None:
+    assert set(ZOO) == set(PUBLISHED)
+
+
+@pytest.fixture(params=sorted(ZOO))
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def model(family: str, tmp_path: Path) -> DecoderModel:
+    return ZOO[family](tmp_path, harness.fast_backend())
+
+
+@pytest.mark.parametrize("backend", harness.backends())
+def test_an_image_ignores_its_batch_mates(family: str, backend: str, tmp_path: Path) -> None:
+    """Every logit is the same bits alone and among prompts of other lengths."""
+    model = ZOO[family](tmp_path, backend)  # type: ignore[arg-type]
+    alone, seen = drawn(model, [harness.PROMPTS[1]])
+    for others in ([harness.PROMPTS[0]], [harness.PROMPTS[2], "a", harness.PROMPTS[0], "x" * 30]):
+        together, rows = drawn(model, [*others, harness.PROMPTS[1]])
+        assert together[-1] == alone[0]
+        for one, many in zip(seen, rows, strict=True):
+            half = len(many) // 2
+            assert many[half - 1].equal(one[0])
+            assert many[-1].equal(one[1])
+
+
+def drawn(
+    model: DecoderModel, prompts: list[str]
+) -> tuple[list[tuple[int, ...]], list[torch.Tensor]]:
+    inner = model.logits
+    recorder = harness.Recorder(model)
+    asked = [harness.request(p, SAMPLED) for p in prompts]
+    images = harness.draw(harness.engine_of(model), asked)
+    model.logits = inner  # type: ignore[method-assign]
+    return [image.tokens for image in images], recorder.seen
+
+
+@pytest.mark.skipif(len(harness.backends()) < 2, reason="needs the native operators")
+@pytest.mark.parametrize("choice", harness.policy_choices(), ids=lambda c: c.name)
+def test_every_policy_reads_what_the_reference_reads(
+    model: DecoderModel, choice: PolicyChoice
+) -> None:
+    """Row tokens, unequal prompts and GQA included: the same logits from both backends. Policies
+    for study run on the reference alone, and say so."""
+    rows, policy = (
+        [],
+        policies.build(
+            choice.name,
+            model.grid,
+            Heads(model.shape.layers, model.shape.kv_heads),
+            choice.sparsity,
+        ),
+    )
+    for backend in harness.backends():
+        if attention.why_not(policy, backend) is not None:
+            with pytest.raises(RequestError, match="reference"):
+                harness.engine_of(model, backend).add(harness.request("a", policy=choice), print)
+            continue
+        inner = model.logits
+        recorder = harness.Recorder(model)
+        asked = [harness.request(p, policy=choice) for p in harness.PROMPTS[:2]]
+        harness.draw(harness.engine_of(model, backend), asked)
+        model.logits = inner  # type: ignore[method-assign]
+        rows.append(torch.stack(recorder.seen))
+    assert rows[0].isfinite().all()
+    assert (rows[0] - rows[-1]).abs().max() < 1e-4
+
+
+def test_partial_pictures(model: DecoderModel) -> None:
+    events: list[object] = []
+    engine = harness.engine_of(model)
+    engine.add(harness.request("a cat", partial_images=2), events.append)
+    while engine.step():
+        pass
+    partial = [e for e in events if isinstance(e, Partial)]
+    width, height = model.pixel_size
+    assert [e.number for e in partial] == [0, 1]
+    assert all(e.pixels.shape == (height, width, 3) for e in partial)
+
+
+def test_too_long_a_prompt_is_refused(model: DecoderModel) -> None:
+    with pytest.raises(ValueError, match=r"takes at most \d+"):
+        model.encode_prompt("word " * 300, model.grid)
+
+
+def test_unknown_sizes_are_refused(model: DecoderModel) -> None:
+    with pytest.raises(ValueError, match="does not draw 17x19; it draws"):
+        model.grid_of((17, 19))

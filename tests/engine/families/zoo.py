@@ -1,0 +1,40 @@
+"""One small checkpoint of every family, for the tests that hold for all of them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.models.chameleon import Chameleon, LuminaMGPT
+from engine.models.family import DecoderModel
+from engine.models.janus import Janus
+from sparse_attn.attention import Backend
+from tests.engine.families import harness, test_chameleon, test_emu3, test_janus
+
+Loader = Callable[[Path, Backend], DecoderModel]
+
+
+def _janus(folder: Path, backend: Backend) -> DecoderModel:
+    test_janus.save(folder, num_key_value_heads=2)
+    return Janus.load("janus", folder, harness.options(backend))
+
+
+def _chameleon(folder: Path, backend: Backend) -> DecoderModel:
+    test_chameleon.save(folder)
+    return Chameleon.load("chameleon", folder, harness.options(backend))
+
+
+def _lumina(folder: Path, backend: Backend) -> DecoderModel:
+    test_chameleon.save(folder, num_key_value_heads=2)
+    return test_chameleon.small(LuminaMGPT.load("lumina", folder, harness.options(backend)))
+
+
+def _emu3(folder: Path, backend: Backend) -> DecoderModel:
+    test_emu3.save(folder)
+    return test_emu3.load(folder, backend)
+
+
+ZOO: dict[str, Loader] = {
+    "janus": _janus,
+    "chameleon": _chameleon,
+    "lumina-mgpt": _lumina,
+    "emu3": _emu3,
+}
