@@ -59,7 +59,8 @@ class Image:
             prompt_tokens=len(self.prompts[0]),
             seconds=now - started,
             queue_seconds=started - self.submitted,
-            kv_read_bytes=sum(reads) * entry * len(self.prompts),
+            kv_read_bytes=(sum(reads) * entry + picking_bytes(group.policy, entry))
+            * len(self.prompts),
             kv_resident_bytes=group.layout.visual_bytes * len(self.prompts),
             density=density(group.policy, len(self.prompts[0])),
         )
@@ -69,6 +70,12 @@ class Image:
 def total_reads(policy: ReadPolicy) -> tuple[int, ...]:
     """Visual keys read by the query at each position, over all layers and heads of a sequence."""
     return tuple(policy.read_total(t) for t in range(policy.grid.tokens - 1))
+
+
+@lru_cache(maxsize=256)
+def picking_bytes(policy: ReadPolicy, entry_bytes: int) -> int:
+    """Bytes a sequence reads over the whole image to find the keys it reads."""
+    return sum(policy.extra_read_bytes(t, entry_bytes) for t in range(policy.grid.tokens - 1))
 
 
 @lru_cache(maxsize=256)

@@ -5,6 +5,7 @@ import time
 from engine.config import EngineConfig
 from engine.image import Group, Image
 from engine.models.base import VisualModel
+from engine.policy_files import default_options
 from scheduler.plan import ImageTask
 from scheduler.request import ImageRequest, PolicyChoice, RequestError
 from sparse_attn import attention, policies
@@ -69,11 +70,11 @@ class Intake:
 
     def _policy(self, choice: PolicyChoice, grid: Grid) -> policies.ReadPolicy:
         heads = Heads(self.model.shape.layers, self.model.shape.kv_heads)
+        options = default_options(choice.name, self.model.name) | dict(choice.options)
         try:
             policy = policies.build(
-                choice.name, grid, heads, choice.sparsity, dict(choice.options),
-                model=self.model.name,
-            )  # fmt: skip
+                choice.name, grid, heads, choice.sparsity, options, self.model.name
+            )
         except (ValueError, TypeError) as error:
             raise RequestError(str(error), "policy") from error
         reason = attention.why_not(policy, self.config.resolved_backend)

@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sparse_attn import ops, reference
+from sparse_attn import index_reference, ops, reference
 from sparse_attn.cache import LayerCache
+from sparse_attn.index import Pick
 from sparse_attn.policy import Batch, ReadPlan, ReadPolicy
 
 Backend = Literal["native", "reference"]
@@ -16,10 +17,19 @@ _STUDY = (
     'backend only: choose backend="reference" or another policy'
 )
 
+_NO_INDEX = (
+    "there is no native operator that picks keys by an index; "
+    'choose backend="reference" or another policy'
+)
+
 
 def why_not(policy: ReadPolicy, backend: Backend) -> str | None:
     """Why `policy` cannot run on `backend` and what to choose instead; None if it can."""
-    if backend == "reference" or not policy.learns:
+    if backend == "reference":
+        return None
+    if policy.index_bytes:
+        return _NO_INDEX
+    if not policy.learns:
         return None
     cpu = torch.device("cpu")
     plan = policy.plan(0, policy.new_state(1, cpu), cpu)
@@ -64,6 +74,9 @@ def decode(
     A policy that learns gets its state updated in place. Raises RuntimeError with the reason if
     the native backend cannot run this (which shape, what to change).
     """
+    pick = policy.pick(layer, q.device, scale)
+    if pick is not None:
+        _index_select(q, cache, plan, batch, pick, backend)
     if backend == "native":
         if policy.learns and plan.select is None:
             raise RuntimeError(_STUDY)
@@ -74,3 +87,11 @@ def decode(
     out = reference.decode(q, cache, plan, batch, scale, weights)
     policy.update(layer, state, batch, weights)
     return out
+
+
+def _index_select(
+    q: Tensor, cache: LayerCache, plan: ReadPlan, batch: Batch, pick: Pick, backend: Backend
+) -> None:
+    if backend != "reference":
+        raise RuntimeError(_NO_INDEX)
+    index_reference.index_select(q, cache, plan, batch, pick)

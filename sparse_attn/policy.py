@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sparse_attn.budget import anchor_count, read_budget
 from sparse_attn.geometry import Grid
+from sparse_attn.index import Pick
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,14 @@ class ReadPolicy(ABC):
     @property
     def index_bytes(self) -> int:
         """Bytes of index stored beside each visual key of a head; 0 without an index."""
+        return 0
+
+    def pick(self, layer: int, device: torch.device, scale: float) -> Pick | None:
+        """How the reads are picked where they depend on the query; None where they do not."""
+        return None
+
+    def extra_read_bytes(self, t: int, entry_bytes: int) -> int:
+        """Bytes read by the query at position t to find its keys, over all layers and heads."""
         return 0
 
     @property

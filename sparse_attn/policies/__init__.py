@@ -11,6 +11,7 @@ from sparse_attn.policies.alisa import Alisa
 from sparse_attn.policies.dense import Dense
 from sparse_attn.policies.diagonal import Diagonal
 from sparse_attn.policies.h2o import H2O
+from sparse_attn.policies.indexed import Indexed
 from sparse_attn.policies.lines import Lines
 from sparse_attn.policies.stencil import Stencil
 from sparse_attn.policies.tova import Tova
@@ -20,7 +21,8 @@ from sparse_attn.policy import Heads, ReadPolicy
 __all__ = ["POLICIES", "ReadPolicy", "build", "options_of"]
 
 POLICIES: dict[str, type[ReadPolicy]] = {
-    cls.name: cls for cls in (Dense, Window, Streaming, Diagonal, Stencil, Lines, H2O, Tova, Alisa)
+    cls.name: cls
+    for cls in (Dense, Window, Streaming, Diagonal, Stencil, Lines, Indexed, H2O, Tova, Alisa)
 }
 _GIVEN = ("self", "grid", "heads", "sparsity", "model")
 """Parameters that are no options: the caller knows them."""

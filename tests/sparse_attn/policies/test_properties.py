@@ -14,6 +14,7 @@ from sparse_attn.geometry import Grid
 from sparse_attn.layout import FORMATS, CacheLayout
 from sparse_attn.masks import read_masks
 from sparse_attn.policy import Heads, ReadPolicy
+from sparse_attn.teacher import read_sets
 from tests.sparse_attn.policies.strategies import any_policy, batch_of, learnt_state
 
 settings.register_profile("short", max_examples=60, deadline=None)
@@ -26,8 +27,8 @@ DIM = 4
 @given(any_policy(), st.integers(0, 9), st.data())
 def test_every_read_key_is_resident(policy: ReadPolicy, seed: int, data: st.DataObject) -> None:
     t = data.draw(st.integers(0, policy.grid.tokens - 1))
-    state = learnt_state(policy, t, seed)
     for layer in range(policy.heads.layers):
+        state = learnt_state(policy, t, seed, layer=layer)
         mask = policy.reads(layer, state, batch_of([t]))[0]
         for head in range(policy.heads.kv_heads):
             stored = policy.resident(layer, head, t, state, 0)
@@ -56,10 +57,9 @@ def test_the_dead_stay_dead(policy: ReadPolicy, data: st.DataObject) -> None:
 @given(any_policy(), st.integers(0, 9), st.data())
 def test_reads_keep_to_the_sparsity(policy: ReadPolicy, seed: int, data: st.DataObject) -> None:
     t = data.draw(st.integers(0, policy.grid.tokens - 1))
-    state = learnt_state(policy, t, seed)
-    count = torch.stack(
-        [policy.reads(i, state, batch_of([t]))[0].sum(-1) for i in range(policy.heads.layers)]
-    )
+    states = [learnt_state(policy, t, seed, layer=i) for i in range(policy.heads.layers)]
+    masks = [policy.reads(i, state, batch_of([t]))[0] for i, state in enumerate(states)]
+    count = torch.stack(masks).sum(-1)
     assert count.max() <= policy.read_bound()
     assert count.sum() == policy.read_total(t)
     if policy.name != "dense":
@@ -71,8 +71,9 @@ def test_the_vectorised_mask_is_the_reference(
     policy: ReadPolicy, seed: int, data: st.DataObject
 ) -> None:
     t = data.draw(st.integers(0, policy.grid.tokens - 1))
-    state, batch = learnt_state(policy, t, seed), batch_of([t])
+    batch = batch_of([t])
     for layer in range(policy.heads.layers):
+        state = learnt_state(policy, t, seed, layer=layer)
         plan = policy.plan(layer, state, CPU)
         mask = read_masks(plan, batch.rows, batch.positions.long(), policy.grid.tokens)
         assert torch.equal(mask, policy.reads(layer, state, batch))
@@ -142,20 +143,23 @@ def inputs(policy: ReadPolicy, seed: int) -> tuple[torch.Tensor, torch.Tensor, t
 def drawn(policy: ReadPolicy, seed: int, masks: list[torch.Tensor] | None = None) -> torch.Tensor:
     """Layer 0 of a whole image on the reference backend, in a poisoned cache: [N, H, D]."""
     layout = CacheLayout.of(policy, PROMPT, DIM, FORMATS["fp32"])
-    arena = torch.full((layout.entries, 2, DIM), torch.nan)
-    cache = LayerCache(arena, LayerTable.of(layout, 0, CPU))
+    memory = torch.full((layout.bytes,), 255, dtype=torch.uint8)
+    arena = layout.format.view(memory, DIM)
+    cache = LayerCache(arena, LayerTable.of(layout, 0, CPU), memory)
     q, k, v = inputs(policy, seed)
     reference.append_prompt(k[:PROMPT], v[:PROMPT], cache, 0)
     state, out = policy.new_state(1, CPU), []
     for t in range(policy.grid.tokens):
         batch = batch_of([t], [PROMPT])
         plan = policy.plan(0, state, CPU)
-        if masks is not None:
+        if masks is not None and not policy.index_bytes:
             masks.append(policy.reads(0, state, batch)[0])
         new = slice(PROMPT + t, PROMPT + t + 1)
         attention.append(k[new], v[new], cache, batch, "reference", plan=plan)
         args = (q[t][None], cache, policy, plan, batch, DIM**-0.5)
         out.append(attention.decode(*args, layer=0, state=state, backend="reference"))
+        if masks is not None and policy.index_bytes:
+            masks.append(policy.reads(0, state, batch)[0])
     return torch.cat(out)
 
 
@@ -188,3 +192,12 @@ def test_what_cannot_be_says_so(
 def test_the_budget_is_the_papers() -> None:
     assert read_budget(Grid(24, 24), 0.95) == 29
     assert read_budget(Grid(48, 48, 1), 0.9) == 236
+
+
+@given(any_policy(), st.integers(0, 9))
+def test_teacher_forcing_reads_what_decoding_reads(policy: ReadPolicy, seed: int) -> None:
+    masks: list[torch.Tensor] = []
+    drawn(policy, seed, masks)
+    q, k, _ = inputs(policy, seed)
+    sets = read_sets(policy, 0, q[None], k[None, PROMPT:], k[None, :PROMPT], DIM**-0.5)
+    assert torch.equal(sets[0], torch.stack(masks, 1))

@@ -1,0 +1,134 @@
+"""Calibration of attention policies on finished pictures: the files of `indexed` and `stencil`.
+
+python -m engine.calibrate --model mini --pictures pictures.safetensors -o configs/policies/mini
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.models.base import VisualModel
+from engine.models.presets import load_model
+from engine.policy_files import FOLDER, index_path, stencil_path
+from engine.teacher import Pictures, masked_attention, token_loss, whole_mask
+from sparse_attn.budget import anchor_count, read_budget
+from sparse_attn.calibrate.index import principal_directions
+from sparse_attn.calibrate.statistics import (
+    LayerStatistics,
+    mass_by_offset,
+    mass_outside_window,
+)
+from sparse_attn.calibrate.stencil import fit_stencil
+from sparse_attn.geometry import Grid
+from sparse_attn.policies.index_file import IndexFile
+from sparse_attn.policies.stencil_file import StencilFile
+
+INDEX_DIMS = 16
+SPARSITIES = (0.8, 0.9, 0.95)
+
+
+class Observer:
+    """Dense attention that gathers statistics on its way."""
+
+    def __init__(self, model: VisualModel, grid: Grid, prompt: int) -> None:
+        shape, positions = model.shape, torch.arange(grid.tokens - 1)
+        self.layers = [LayerStatistics() for _ in range(shape.layers)]
+        self.cos, self.sin = model.rotary_visual(
+            positions, torch.full_like(positions, prompt), grid
+        )
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, prompt: int) -> Tensor:
+        n = q.shape[1] - prompt
+        mask = whole_mask(torch.ones(1, 1, n, n).tril().bool(), prompt)
+        group = q.shape[2] // k.shape[2]
+        score = (
+            torch.einsum("bthd,bjhd->bhtj", q[:, prompt:], k.repeat_interleave(group, 2))
+            * q.shape[-1] ** -0.5
+        )
+        weights = score.masked_fill(~mask[..., prompt:, :], -torch.inf).softmax(-1)
+        visual = weights[..., prompt:].unflatten(1, (-1, group)).sum(2)
+        self.layers[layer].add(k[:, prompt:], visual, self.cos, self.sin)
+        return masked_attention(q, k, v, mask)
+
+
+def observe(
+    model: VisualModel, grid: Grid, pictures: Pictures, batch: int = 8
+) -> list[LayerStatistics]:
+    """Statistics of every layer over the pictures."""
+    observer = Observer(model, grid, pictures.prompts.shape[1])
+    for part in pictures.split(batch):
+        token_loss(model, grid, part, observer)
+    return observer.layers
+
+
+def index_file(
+    model: VisualModel, grid: Grid, statistics: Sequence[LayerStatistics], dims: int = INDEX_DIMS
+) -> IndexFile:
+    """The index of a model whose rotary angles do not depend on the prompt's length."""
+    fits = [principal_directions(s.covariance, dims) for s in statistics]
+    positions = torch.arange(grid.tokens)
+    cos, sin = model.rotary_visual(positions, torch.full_like(positions, model.shape.prompt), grid)
+    lost, beside = (
+        torch.stack([mass_outside_window(s.mass / s.pictures, grid, row) for s in statistics])
+        for row in (False, True)
+    )
+    return IndexFile(
+        model.name, grid,
+        torch.stack([s.mean for s in statistics]).float(),
+        torch.stack([basis for basis, _ in fits]),
+        torch.stack([step for _, step in fits]),
+        cos, sin, lost.float(), beside.float(),
+    )  # fmt: skip
+
+
+def stencil_file(
+    model: VisualModel,
+    grid: Grid,
+    statistics: Sequence[LayerStatistics],
+    anchors: int | str = "first_row",
+    rows: int | None = None,
+    sparsities: Sequence[float] = SPARSITIES,
+) -> StencilFile:
+    """Stencils beside the anchors; a sparsity that the anchors use up is left out."""
+    kept = anchor_count(grid, anchors)
+    mass = []
+    for s in statistics:
+        beside = s.mass.clone()
+        beside[..., :kept] = 0
+        mass.append(mass_by_offset(beside, grid))
+    stencils = {
+        s: fit_stencil(torch.stack(mass), read_budget(grid, s) - kept, rows)
+        for s in sparsities
+        if read_budget(grid, s) > kept
+    }
+    shape = model.shape
+    return StencilFile(model.name, grid, shape.layers, shape.kv_heads, kept, stencils)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="calibrate `indexed` and `stencil` for a model")
+    parser.add_argument("--model", default="mini", help="preset or folder of weights")
+    parser.add_argument("--name", help="model name to write into the files")
+    parser.add_argument("--pictures", type=Path, required=True, help="finished pictures")
+    parser.add_argument("-o", "--output", type=Path, default=FOLDER, help="folder for the files")
+    parser.add_argument("--rows", type=int, help="row bound R of the stencils")
+    parser.add_argument("--anchors", default="first_row", help="of the stencils")
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    model = load_model(args.model, "reference")
+    model.name = args.name or model.name
+    anchors = args.anchors if args.anchors == "first_row" else int(args.anchors)
+    statistics = observe(model, model.grid, Pictures.load(args.pictures))
+    args.output.mkdir(parents=True, exist_ok=True)
+    index = index_file(model, model.grid, statistics)
+    index.save(args.output / index_path(model.name).name)
+    stencil = stencil_file(model, model.grid, statistics, anchors, args.rows)
+    stencil.save(args.output / stencil_path(model.name).name)
+
+
+if __name__ == "__main__":
+    main()

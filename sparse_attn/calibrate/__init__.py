@@ -1,0 +1,1 @@
+"""From what attention was seen to do to the tables of the policies. Knows tensors, not models."""
