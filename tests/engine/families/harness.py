@@ -36,7 +36,9 @@ def options(backend: Backend | None = None, **values: object) -> LoadOptions:
 
 
 def engine_of(model: VisualModel, backend: Backend | None = None, **settings: object) -> Engine:
-    values = {"backend": backend or fast_backend(), "cache_bytes": 64 << 20} | settings
+    values = {
+        "backend": backend or fast_backend(), "cache_bytes": 64 << 20, "kv_format": "fp32",
+    } | settings  # fmt: skip
     return Engine(EngineConfig(model="test", **values), model)  # type: ignore[arg-type]
 
 
@@ -138,5 +140,7 @@ def policy_choices() -> list[PolicyChoice]:
     found = []
     for name, cls in POLICIES.items():
         parameters = inspect.signature(cls.__init__).parameters
+        if "file" in parameters and parameters["file"].default is inspect.Parameter.empty:
+            continue
         found.append(PolicyChoice(name, 0.5 if "sparsity" in parameters else 0.0))
     return found
