@@ -5,29 +5,38 @@
 #include <optional>
 
 #include "check.h"
+#include "numeric.h"
 
 namespace bishop {
 
 // One layer of the caches of a batch (`sparse_attn.cache.LayerCache`).
 struct CacheArgs {
-  const at::Tensor& arena;         // [entries, 2, D] fp32, bf16 or fp16
+  const at::Tensor& arena;         // [entries, 2, D] fp32, bf16 or fp16; or [entries, bytes] uint8
   const at::Tensor& head_offsets;  // int64 [H]
   const at::Tensor& rings;         // int32 [H]
   int64_t prompt;
   int64_t anchors;
+  int64_t head_dim = 0;            // D where the arena is uint8, which does not tell it
 
   int64_t heads() const { return rings.size(0); }
-  int64_t dim() const { return arena.size(2); }
+  bool is_int8() const { return arena.scalar_type() == at::kByte; }
+  int64_t dim() const { return is_int8() ? head_dim : arena.size(2); }
 };
 
 inline void check_cache(const CacheArgs& c) {
   const at::Tensor &arena = c.arena, &head_offsets = c.head_offsets, &rings = c.rings;
   const auto type = arena.scalar_type();
-  TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf,
-              "the cache must be fp32, bf16 or fp16, got ", described(arena),
+  TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf || type == at::kByte,
+              "the cache must be fp32, bf16, fp16 or int8, got ", described(arena),
               "; choose one of these KV formats");
-  TORCH_CHECK(arena.dim() == 3 && arena.size(1) == 2, "arena must be [entries, 2, head_dim], got ",
-              described(arena));
+  if (c.is_int8()) {
+    TORCH_CHECK(arena.dim() == 2 && arena.size(1) == int8_entry_bytes(c.dim()),
+                "an int8 arena must be [entries, ", int8_entry_bytes(c.dim()), "] for head_dim ",
+                c.dim(), ", got ", described(arena));
+  } else {
+    TORCH_CHECK(arena.dim() == 3 && arena.size(1) == 2,
+                "arena must be [entries, 2, head_dim], got ", described(arena));
+  }
   BISHOP_CHECK_CONTIGUOUS(arena);
   TORCH_CHECK(c.dim() > 0 && c.dim() % 4 == 0, "head_dim must be a multiple of 4, got ", c.dim(),
               "; pad the heads or choose the reference backend");

@@ -14,6 +14,9 @@ struct fp16 {
   uint16_t bits;
 };
 
+// Bytes of an entry of 8-bit KV: K, V, a float scale of each, padding to 16 bytes.
+constexpr int64_t int8_entry_bytes(int64_t dim) { return (2 * dim + 8 + 15) / 16 * 16; }
+
 inline float bits_to_float(uint32_t bits) {
   float f;
   std::memcpy(&f, &bits, sizeof f);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -17,15 +18,43 @@ inline constexpr float kLowest = -std::numeric_limits<float>::infinity();
 // The keys and values of one head: entry e holds K at `data + 2 * e * dim` and V right behind.
 template <typename T>
 struct KeyValues {
+  static constexpr bool scaled = false;
   const T* data;
   int dim;
 
+  KeyValues from(int64_t entry) const { return {data + 2 * entry * dim, dim}; }
   const T* key(int entry) const { return data + int64_t{2} * entry * dim; }
   const T* value(int entry) const { return key(entry) + dim; }
   void prefetch(int entry) const {
     const char* p = reinterpret_cast<const char*>(key(entry));
     const int bytes = 2 * dim * static_cast<int>(sizeof(T));
     for (int at = 0; at < bytes; at += 64) __builtin_prefetch(p + at);
+  }
+};
+
+// The same in 8 bits: an entry is [K | V | scale of K | scale of V | padding], see
+// `sparse_attn.format.Int8Format`.
+template <>
+struct KeyValues<int8_t> {
+  static constexpr bool scaled = true;
+  const int8_t* data;
+  int dim;
+
+  KeyValues from(int64_t entry) const { return {data + entry * int8_entry_bytes(dim), dim}; }
+  const int8_t* key(int entry) const { return data + entry * int8_entry_bytes(dim); }
+  const int8_t* value(int entry) const { return key(entry) + dim; }
+  float key_scale(int entry) const { return scale_at(key(entry) + 2 * dim); }
+  float value_scale(int entry) const { return scale_at(key(entry) + 2 * dim + 4); }
+  void prefetch(int entry) const {
+    const char* p = reinterpret_cast<const char*>(key(entry));
+    for (int at = 0; at < 2 * dim + 8; at += 64) __builtin_prefetch(p + at);
+  }
+
+ private:
+  static float scale_at(const int8_t* p) {
+    float scale;
+    std::memcpy(&scale, p, sizeof scale);
+    return scale;
   }
 };
 
@@ -52,7 +81,16 @@ void score(const KeyValues<T>& kv, const int32_t* entries, int begin, int end, i
   for (int i = begin; i < end; ++i) {
     if (i + kPrefetch < count) kv.prefetch(entries[i + kPrefetch]);
     dot<Q>(q, kv.key(entries[i]), kv.dim, scores + i, stride);
+    if constexpr (KeyValues<T>::scaled)
+      for (int g = 0; g < Q; ++g) scores[g * stride + i] *= kv.key_scale(entries[i]);
   }
+}
+
+// Weights of a tile times what its values' codes are to be multiplied with.
+template <typename T>
+inline void scale_weights(const KeyValues<T>& kv, const int32_t* entries, int keys, float* weights) {
+  if constexpr (KeyValues<T>::scaled)
+    for (int k = 0; k < keys; ++k) weights[k] *= kv.value_scale(entries[k]);
 }
 
 // out[Q][N vectors from d on] += sum over the tile of weights * V.
@@ -159,9 +197,11 @@ void attend(const KeyValues<T>& kv, const std::vector<int32_t>& entries, const f
   for (int begin = 0; begin < count; begin += kTile) {
     const int end = std::min(begin + kTile, count);
     score<Q>(kv, entries.data(), begin, end, count, q, scores, count);
-    for (int i = 0; i < Q; ++i)
+    for (int i = 0; i < Q; ++i) {
       running[i].absorb(scores + i * count + begin, end - begin, weights[i], out + i * kv.dim,
                         kv.dim);
+      scale_weights(kv, entries.data() + begin, end - begin, weights[i]);
+    }
     mix<Q>(kv, entries.data() + begin, end - begin, weights[0], kTile, out);
   }
   for (int i = 0; i < Q && count > 0; ++i) scale(out + i * kv.dim, kv.dim, 1.f / running[i].sum);

@@ -109,7 +109,7 @@ void decode_head(const Decode& d, const T* arena, int64_t b, int64_t h) {
   list_reads(region_of(d.cache, h), d.reads(b, h), d.prompts[b], s);
   start(d, b, h, s);
   const int64_t first = d.slots[b] + d.cache.head_offsets.const_data_ptr<int64_t>()[h];
-  const KeyValues<T> kv{arena + 2 * first * d.dim, static_cast<int>(d.dim)};
+  const auto kv = KeyValues<T>{arena, static_cast<int>(d.dim)}.from(first);
   float* out = d.out + (b * d.heads + h) * d.group * d.dim;
   attend(kv, s.entries, static_cast<int>(d.group), s.q.data(), s.scores.data(), s.running.data(),
          out);
@@ -173,7 +173,7 @@ Tensor decode(const Tensor& q, const Tensor& arena, const Tensor& head_offsets,
               const Tensor& slots, const Tensor& positions, const Tensor& prompts,
               const Tensor& rows, const Tensor& window, const OptionalTensor& offsets,
               int64_t read_anchors, int64_t stride, double scale) {
-  const CacheArgs cache{arena, head_offsets, rings, prompt_capacity, cache_anchors};
+  const CacheArgs cache{arena, head_offsets, rings, prompt_capacity, cache_anchors, q.size(-1)};
   const ReadArgs reads{window, offsets, read_anchors, stride};
   return run(q, cache, slots, positions, prompts, rows, reads, scale, 0, 0);
 }
@@ -184,7 +184,7 @@ Tensor decode_select(const Tensor& q, const Tensor& arena, const Tensor& head_of
                      const Tensor& rows, const Tensor& window, Tensor offsets,
                      int64_t read_anchors, int64_t stride, double scale, int64_t select_lo,
                      int64_t select_hi) {
-  const CacheArgs cache{arena, head_offsets, rings, prompt_capacity, cache_anchors};
+  const CacheArgs cache{arena, head_offsets, rings, prompt_capacity, cache_anchors, q.size(-1)};
   const OptionalTensor table = offsets;
   const ReadArgs reads{window, table, read_anchors, stride};
   check_select(reads, positions.numel());

@@ -50,6 +50,10 @@ inline Vec load(const bf16* p, int n) {
 inline Vec load(const fp16* p, int n) {
   return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(lanes(n), p))};
 }
+inline Vec load(const int8_t* p, int n) {
+  const __m128i raw = _mm_maskz_loadu_epi8(lanes(n), p);
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(raw))};
+}
 inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
 inline void store(float* p, Vec a, int n) { _mm512_mask_storeu_ps(p, lanes(n), a.v); }
 inline Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
@@ -105,6 +109,11 @@ inline __m128i load_halves(const void* p, int n) {
 }
 inline Vec load(const bf16* p, int n) { return widen_bf16(load_halves(p, n)); }
 inline Vec load(const fp16* p, int n) { return {_mm256_cvtph_ps(load_halves(p, n))}; }
+inline Vec load(const int8_t* p, int n) {
+  alignas(8) int8_t part[8] = {};
+  std::memcpy(part, p, static_cast<size_t>(n));
+  return load(part);
+}
 inline void store(float* p, Vec a) { _mm256_storeu_ps(p, a.v); }
 inline void store(float* p, Vec a, int n) { _mm256_maskstore_ps(p, lanes(n), a.v); }
 inline Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }

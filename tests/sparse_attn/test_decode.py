@@ -33,6 +33,9 @@ SHAPES = {
     "bf16": Shape(format="bf16", dim=64),
     "bf16, odd dim": Shape(format="bf16", dim=36),
     "fp16": Shape(format="fp16", dim=100),
+    "int8": Shape(format="int8", dim=64, anchors=2),
+    "int8, odd dim": Shape(format="int8", dim=20, group=7, kv_heads=2),
+    "int8, head dim 100": Shape(format="int8", dim=100, group=1),
 }
 
 
