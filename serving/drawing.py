@@ -11,7 +11,7 @@ from starlette.types import Receive
 from engine.events import Failed, Finished
 from engine.service_api import ImageService
 from scheduler.request import ImageRequest
-from serving.errors import ApiError, engine_stopped
+from serving.errors import ApiError, engine_stopped, server_stopping
 from serving.metrics import Metrics
 
 T = TypeVar("T")
@@ -63,26 +63,33 @@ class Drawing:
         return ApiError(500, message, code="image_failed")
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled as soon as the client disconnects.
+async def unless_ended(
+    work: Coroutine[Any, Any, T], receive: Receive, stopping: asyncio.Event
+) -> T:
+    """The result of `work`, which is cancelled when its client disconnects or the server stops.
 
     The request's body must have been read, so that the next message is the disconnect.
-    Raises ClientDisconnect in that case.
+    Raises ClientDisconnect or ApiError (503) in those cases.
     """
     working = asyncio.create_task(work)
-    watching = asyncio.create_task(_disconnect(receive))
+    gone = asyncio.create_task(_disconnect(receive))
+    stopped = asyncio.create_task(_set(stopping))
     try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
+        await asyncio.wait({working, gone, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect if gone.done() else server_stopping()
     finally:
-        await cancelled(working, watching)
+        await cancelled(working, gone, stopped)
 
 
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 async def cancelled(*tasks: asyncio.Task[Any]) -> None:

@@ -68,6 +68,10 @@ def engine_stopped() -> ApiError:
     return ApiError(503, "the engine has stopped; restart the server", code="engine_dead")
 
 
+def server_stopping() -> ApiError:
+    return ApiError(503, "the server is stopping; ask again", code="server_stopping")
+
+
 def as_api_error(error: Exception) -> ApiError:
     """What a client is told of `error`; an unforeseen one is logged and told as 500."""
     match error:

@@ -12,7 +12,7 @@ from engine.wanted import nearest, shorten, to_request
 from scheduler.request import ImageRequest
 from serving.answers import ErrorAnswer, ImagesAnswer
 from serving.body import GenerationBody, parse, read
-from serving.drawing import Drawing, unless_gone
+from serving.drawing import Drawing, unless_ended
 from serving.errors import ApiError
 from serving.policy_files import safe_options
 from serving.render import images_answer
@@ -47,9 +47,9 @@ async def generations(http: Request) -> Response:
     headers = {SEED_HEADER: str(request.seed)}
     drawing = Drawing(state.service, request, state.metrics)
     if body.stream:
-        return PictureStream(drawing, body, state.config.ping_seconds, headers)
+        return PictureStream(drawing, body, state, headers)
     async with drawing:
-        finished = await unless_gone(http.receive, drawing.finished())
+        finished = await unless_ended(drawing.finished(), http.receive, state.stopping)
     answer = await images_answer(body, finished, _publisher(http, body))
     return Response(answer.model_dump_json(exclude_none=True), 200, headers, "application/json")
 
@@ -63,8 +63,14 @@ def _accept(body: GenerationBody, state: ServerState) -> ImageRequest:
     options = safe_options(body.policy_options or {}, state.config.policy_folder)
     wanted = replace(body.wanted, policy_options=options)
     request = replace(to_request(wanted, model, state.config.policy), id=request_id.get())
-    log.info("n=%d seed=%d %s user=%r", request.n, request.seed, request.policy, body.safety)
+    _log(request, body.safety)
     return request
+
+
+def _log(request: ImageRequest, user: str | None) -> None:
+    policy = request.policy
+    drawn = (request.n, request.seed, policy.name, policy.sparsity)
+    log.info("n=%d seed=%d policy=%s sparsity=%g user=%r", *drawn, user)
 
 
 def unknown_model(name: str, state: ServerState) -> ApiError:

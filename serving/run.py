@@ -1,5 +1,6 @@
 """Running the service: one socket, one engine, one event loop, and a stop that loses nothing."""
 
+import asyncio
 import logging
 import signal
 import socket
@@ -16,6 +17,9 @@ from serving.scope import RequestIdFilter
 log = logging.getLogger("bishop.server")
 
 BACKLOG = 2048
+
+LAST_WORDS = 5
+"""Seconds for the answers that say that the server stops."""
 
 
 class ListenError(Exception):
@@ -53,22 +57,35 @@ def run(service: ImageService, config: ServerConfig, claimed: socket.socket) -> 
     try:
         service.start()
         _announce(service, config, claimed)
-        uvicorn.Server(uvicorn_config(service, config)).run(sockets=[claimed])
+        Server(service, config).run(sockets=[claimed])
     finally:
         service.stop()
         log.info("stopped")
 
 
-def uvicorn_config(service: ImageService, config: ServerConfig) -> uvicorn.Config:
-    return uvicorn.Config(
-        create_app(service, config),
-        backlog=BACKLOG,
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=config.stop_seconds,
-    )
+class Server(uvicorn.Server):
+    """Stops in two steps: requests may end by themselves for `stop_seconds`, then each of them is
+    answered that the server stops."""
+
+    def __init__(self, service: ImageService, config: ServerConfig) -> None:
+        app = create_app(service, config)
+        self._stopping = app.state.bishop.stopping
+        self._seconds = config.stop_seconds
+        settings = uvicorn.Config(
+            app,
+            backlog=BACKLOG,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=config.stop_seconds + LAST_WORDS,
+        )
+        super().__init__(settings)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        timer = asyncio.get_running_loop().call_later(self._seconds, self._stopping.set)
+        await super().shutdown(sockets)
+        timer.cancel()
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:

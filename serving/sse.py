@@ -11,24 +11,30 @@ from starlette.types import Receive, Scope, Send
 from engine.events import Event, Failed, Finished, Partial
 from serving.answers import CompletedEvent, PartialImageEvent
 from serving.body import GenerationBody
-from serving.drawing import Drawing, cancelled, unless_gone
-from serving.errors import as_api_error
+from serving.drawing import Drawing, cancelled, unless_ended
+from serving.errors import ApiError, as_api_error
 from serving.render import completed_event, partial_event
+from serving.state import ServerState
 
 
 class PictureStream(EventSourceResponse):
     """The events of one drawing, which is aborted as soon as the client is gone."""
 
     def __init__(
-        self, drawing: Drawing, body: GenerationBody, ping: float, headers: Mapping[str, str]
+        self, drawing: Drawing, body: GenerationBody, state: ServerState, headers: Mapping[str, str]
     ) -> None:
         self._drawing = drawing
-        self._lines = with_pings(_lines(drawing, body), ping)
+        self._stopping = state.stopping
+        self._lines = with_pings(_lines(drawing, body), state.config.ping_seconds)
         super().__init__(self._lines, headers={"cache-control": "no-store", **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._drawing, aclosing(self._lines):
-            await unless_gone(receive, self.stream_response(send))
+            try:
+                await unless_ended(self.stream_response(send), receive, self._stopping)
+            except ApiError as error:
+                last = _error_line(error)
+                await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 async def _lines(drawing: Drawing, body: GenerationBody) -> AsyncGenerator[bytes, None]:
@@ -40,8 +46,11 @@ async def _lines(drawing: Drawing, body: GenerationBody) -> AsyncGenerator[bytes
                 data = told.model_dump_json(exclude_none=True)
                 yield format_sse_event(event=told.type, data_str=data)
     except Exception as error:
-        data = json.dumps({"type": "error", **as_api_error(error).body})
-        yield format_sse_event(event="error", data_str=data)
+        yield _error_line(as_api_error(error))
+
+
+def _error_line(error: ApiError) -> bytes:
+    return format_sse_event(event="error", data_str=json.dumps({"type": "error", **error.body}))
 
 
 async def _tell(

@@ -1,5 +1,6 @@
 """What the handlers of one server share."""
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 
@@ -14,10 +15,13 @@ from serving.store import FileStore
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
+    """stopping: set when the server can wait no longer for the requests that still run."""
+
     service: ImageService
     config: ServerConfig
     metrics: Metrics
     files: FileStore
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
     started: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod

@@ -44,6 +44,8 @@ class Job:
             self.tell.put(event)
         else:
             assert self.loop is not None
+            if self.loop.is_closed():
+                return
             self.loop.call_soon_threadsafe(self.events.put_nowait, event)
 
 

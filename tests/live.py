@@ -6,20 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-import uvicorn
-
 from engine.service_api import ImageService
 from serving.config import ServerConfig
-from serving.run import listen, uvicorn_config
+from serving.run import Server, listen
 from tests.fakes import wait_until
 
 
 @contextmanager
 def serving(service: ImageService, config: ServerConfig | None = None) -> Iterator[str]:
     """The base URL of a running server over a started `service`; both stop at the end."""
-    config = replace(config or ServerConfig(), port=0, stop_seconds=2)
+    config = replace(config or ServerConfig(), port=0, stop_seconds=1)
     claimed = listen(config)
-    server = uvicorn.Server(uvicorn_config(service, config))
+    server = Server(service, config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([claimed])), daemon=True)
     service.start()
     thread.start()

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,15 @@ class TestMistakes:
         assert bishop("generate", "a", *words) == 2
         assert "foreign" in capsys.readouterr().err
 
+    def test_truncated_weights(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (folder / "weights").mkdir()
+        (folder / "weights" / "config.json").write_text("{}")
+        (folder / "weights" / "transformer.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
+        assert bishop("generate", "a", "--model", "weights", "--backend", "reference") == 2
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1
+        assert "transformer.safetensors" in told
+
     def test_an_engine_that_cannot_be_opened(
         self, monkeypatch: pytest.MonkeyPatch, folder: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -269,9 +279,9 @@ def process(*words: str) -> subprocess.Popen[str]:
 
 
 @contextmanager
-def serving(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`python server.py` on a free port: the process and its URL."""
-    child = process("server.py", "--port", "0", *words)
+def started(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process that serves: itself and its URL."""
+    child = process(*words)
     try:
         assert child.stderr is not None
         first = child.stderr.readline()
@@ -304,17 +314,46 @@ class TestProcess:
         assert child.stdout is not None
         assert child.stdout.readline() == "drawing\n"
         child.send_signal(signal.SIGINT)
-        _, error = child.communicate(timeout=20)
+        _, error = child.communicate(timeout=60)
         assert child.returncode == 130
         assert error == "bishop: interrupted\n"
 
     @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
     def test_serve_answers_and_stops_gracefully(self, stop: signal.Signals) -> None:
-        with serving("--model", "tiny", "--backend", "reference") as (child, url):
+        with started("server.py", "--port", "0", "--model", "tiny") as (child, url):
             assert httpx.get(f"{url}/health").status_code == 200
             assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "tiny"
             child.send_signal(stop)
-            _, error = child.communicate(timeout=20)
+            _, error = child.communicate(timeout=60)
         assert child.returncode == 0
         assert "Traceback" not in error
         assert error.endswith("stopped\n")
+
+    def test_what_still_runs_after_the_grace_is_answered(self) -> None:
+        code = (
+            "import sys, commands.opening, cli; from tests.fakes import FakeService\n"
+            "fake = FakeService(); fake.frozen = True\n"
+            "commands.opening.open_service = lambda *a, **k: fake\n"
+            "sys.exit(cli.main(['serve', '--port', '0', '--stop-seconds', '1']))"
+        )
+        with started("-c", code) as (child, url):
+            with ThreadPoolExecutor() as pool:
+                waiting = [
+                    pool.submit(draw, url, {"prompt": "a", "stream": stream})
+                    for stream in (False, True)
+                ]
+                assert child.stderr is not None
+                assert {"n=1" in child.stderr.readline() for _ in waiting} == {True}
+                child.send_signal(signal.SIGTERM)
+                plain, stream = (each.result(30) for each in waiting)
+            _, error = child.communicate(timeout=60)
+        assert plain.status_code == 503
+        assert plain.json()["error"]["code"] == "server_stopping"
+        assert stream.text.startswith("event: error\ndata: ")
+        assert '"server_stopping"' in stream.text
+        assert child.returncode == 0
+        assert "Traceback" not in error
+
+
+def draw(url: str, body: dict[str, Any]) -> httpx.Response:
+    return httpx.post(f"{url}/v1/images/generations", json=body, timeout=30)
