@@ -17,10 +17,11 @@ from uuid import uuid4
 
 from benchmarks.roofline import StepCost, measure
 from benchmarks.rounds import Measured, draw
-from commands.options import parse_options
+from commands.opening import engine_config
+from commands.options import EngineFlags, parse_options
 from commands.outputs import check_folder
 from commands.refusal import Refusal, as_refusal
-from commands.summary import size
+from commands.units import size
 from engine.config import EngineConfig
 from engine.models.base import VisualModel
 from engine.models.presets import load_model
@@ -115,14 +116,12 @@ def choice_of(text: str, sparsity: float) -> PolicyChoice:
 
 
 def opened(args: argparse.Namespace) -> tuple[EngineConfig, VisualModel]:
+    """Raises Refusal with the reason there is no engine."""
+    names = ("model", "backend", "threads", "max_images")
+    flags = EngineFlags(**{name: getattr(args, name) for name in names})
     try:
-        config = EngineConfig(
-            model=args.model,
-            backend=args.backend,
-            threads=args.threads,
-            max_images=args.max_images,
-        )
-        return config, load_model(config.model, config.resolved_backend)
+        config = engine_config(flags)
+        return config, load_model(config.model, config.load_options)
     except (ValueError, RuntimeError, OSError) as error:
         raise Refusal(str(error)) from error
 

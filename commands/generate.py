@@ -53,7 +53,11 @@ def generate(
     ] = False,
     backend: flags.BackendFlag = "auto",
     threads: flags.Threads = None,
+    cache_mib: flags.CacheMib = None,
     max_images: flags.MaxImages = 16,
+    dtype: flags.Dtype = "fp32",
+    kv_format: flags.KVFormat = "bf16",
+    load_format: flags.LoadFormatFlag = "auto",
 ) -> int:
     """Draw pictures of prompts into files."""
     from commands.drawing import Look, draw
@@ -80,11 +84,21 @@ def generate(
         )
         for text in texts
     ]
+    engine = flags.EngineFlags(
+        model=model,
+        backend=backend,
+        threads=threads,
+        cache_mib=cache_mib,
+        max_images=max_images,
+        dtype=dtype,
+        kv_format=kv_format,
+        load_format=load_format,
+    )
     look = Look(quality, metadata, json)
 
     def open_engine() -> "ImageService":
         from commands.opening import open_service
 
-        return open_service(model, backend, threads, max_images=max_images)
+        return open_service(engine)
 
     return draw(wanted, outputs, look, open_engine)

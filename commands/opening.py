@@ -1,6 +1,6 @@
 """Opening an engine from the command line: whatever keeps it from running is one clear line."""
 
-from commands.options import Backend
+from commands.options import EngineFlags
 from commands.refusal import Refusal
 from engine.config import EngineConfig
 from engine.service import EngineService
@@ -8,24 +8,24 @@ from engine.service_api import ImageService
 from scheduler.request import PolicyChoice
 
 
-def open_service(
-    model: str,
-    backend: Backend,
-    threads: int | None,
-    cache_mib: int | None = None,
-    max_images: int = 16,
-    policy: PolicyChoice | None = None,
-) -> ImageService:
+def open_service(flags: EngineFlags, policy: PolicyChoice | None = None) -> ImageService:
     """A loaded engine that is not started yet. Raises Refusal with the reason there is none."""
     try:
-        config = EngineConfig(
-            model=model,
-            backend=backend,
-            threads=threads,
-            cache_bytes=None if cache_mib is None else cache_mib << 20,
-            max_images=max_images,
-            policy=policy or PolicyChoice(),
-        )
-        return EngineService(config)
+        return EngineService(engine_config(flags, policy))
     except (ValueError, RuntimeError, MemoryError, OSError) as error:
         raise Refusal(str(error)) from error
+
+
+def engine_config(flags: EngineFlags, policy: PolicyChoice | None = None) -> EngineConfig:
+    """Raises ValueError for a value that no engine takes."""
+    return EngineConfig(
+        model=flags.model,
+        load_format=flags.load_format,
+        dtype=flags.dtype,
+        backend=flags.backend,
+        kv_format=flags.kv_format,
+        cache_bytes=None if flags.cache_mib is None else flags.cache_mib << 20,
+        max_images=flags.max_images,
+        threads=flags.threads,
+        policy=policy or PolicyChoice(),
+    )

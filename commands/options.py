@@ -1,6 +1,7 @@
 """Flags that several commands share, and how their text is read."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import typer
@@ -11,10 +12,11 @@ from scheduler.request import PolicyChoice, RequestError
 Option = str | int | float | bool
 
 Backend = Literal["auto", "native", "reference"]
+LoadFormat = Literal["auto", "dummy"]
 
 Model = Annotated[
     str,
-    typer.Option(help="Preset name (see `bishop models`) or folder of weights.", metavar="NAME"),
+    typer.Option(help="Preset (see `bishop models`), folder or hub id.", metavar="NAME"),
 ]
 Policy = Annotated[
     str | None, typer.Option(help="Attention policy (see `bishop policies`).", metavar="NAME")
@@ -35,6 +37,25 @@ BackendFlag = Annotated[
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; all cores if not given.")]
 CacheMib = Annotated[int | None, typer.Option(min=1, help="KV cache in MiB.")]
 MaxImages = Annotated[int, typer.Option(min=1, help="Images drawn at the same time, at most.")]
+Dtype = Annotated[str, typer.Option(help="Of weights and activations: fp32, bf16, fp16.")]
+KVFormat = Annotated[str, typer.Option(help="Of stored keys and values: fp32, bf16, fp16.")]
+LoadFormatFlag = Annotated[
+    LoadFormat, typer.Option("--load-format", help="dummy draws from random weights.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFlags:
+    """What the flags above say of an engine; the fields are those of `engine.config`."""
+
+    model: str = "mini"
+    backend: Backend = "auto"
+    threads: int | None = None
+    cache_mib: int | None = None
+    max_images: int = 16
+    dtype: str = "fp32"
+    kv_format: str = "bf16"
+    load_format: LoadFormat = "auto"
 
 
 def parse_options(pairs: Sequence[str] | None, flag: str = "--policy-option") -> dict[str, Option]:

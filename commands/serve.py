@@ -23,6 +23,9 @@ def serve(
     threads: flags.Threads = None,
     cache_mib: flags.CacheMib = None,
     max_images: flags.MaxImages = 16,
+    dtype: flags.Dtype = "fp32",
+    kv_format: flags.KVFormat = "bf16",
+    load_format: flags.LoadFormatFlag = "auto",
     body_limit: Annotated[int, typer.Option(min=1, help="Bytes of a request body.")] = 1 << 20,
     stuck_seconds: Annotated[
         float, typer.Option(help="A step that takes longer makes /health fail.")
@@ -36,6 +39,16 @@ def serve(
     from serving.config import ServerConfig
     from serving.run import ListenError, listen, run
 
+    engine = flags.EngineFlags(
+        model=model,
+        backend=backend,
+        threads=threads,
+        cache_mib=cache_mib,
+        max_images=max_images,
+        dtype=dtype,
+        kv_format=kv_format,
+        load_format=load_format,
+    )
     default = flags.default_policy(policy, sparsity, policy_option)
     try:
         config = ServerConfig(
@@ -50,7 +63,7 @@ def serve(
     except (ValueError, ListenError) as error:
         raise Refusal(str(error)) from None
     with claimed:
-        service = open_service(model, backend, threads, cache_mib, max_images, default)
+        service = open_service(engine, default)
         _check(service, default)
         run(service, config, claimed)
     return 0

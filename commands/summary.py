@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from commands.units import size
 from engine.events import ImageStats
 from engine.service_api import ModelInfo
 from scheduler.request import PolicyChoice
@@ -88,12 +89,3 @@ class Summary:
 def _picture(picture: Drawn) -> dict[str, Any]:
     told = {"path": str(picture.path), "prompt": picture.prompt, "seed": picture.seed}
     return told | asdict(picture.stats)
-
-
-def size(count: float) -> str:
-    """1.5 MB of 1500000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

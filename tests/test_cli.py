@@ -171,6 +171,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["a", "-o", "out.jpg", "--metadata"], "--metadata"),
     (["a", "--backend", "cuda"], "--backend"),
     (["a", "--threads", "0"], "--threads"),
+    (["a", "--load-format", "pickle"], "--load-format"),
     (["a", "--polcy", "dense"], "--policy"),
 ]
 
@@ -260,7 +261,15 @@ class TestListing:
         assert found["tiny"]["missing"] is None
         assert "mini" in found
         assert bishop("models") == 0
-        assert "ready" in capsys.readouterr().out
+        told = capsys.readouterr().out
+        assert "ready" in told
+        assert "Janus" in told
+
+    def test_a_folder_that_is_no_model(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert bishop("models", str(folder)) == 2
+        assert capsys.readouterr().err.count("\n") == 1
 
     def test_policies(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert bishop("policies", "--json") == 0

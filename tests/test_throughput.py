@@ -98,7 +98,7 @@ def test_a_policy_with_its_options() -> None:
 
 def test_step_cost_counts_every_weight_and_every_read() -> None:
     config = EngineConfig(model="tiny")
-    model = load_model("tiny", config.resolved_backend)
+    model = load_model("tiny", config.load_options)
     layers = list(linears(model))
     assert len(layers) == 4 * model.shape.layers + 1
     parameters = sum(layer.inputs * layer.outputs for layer in layers)
