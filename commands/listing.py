@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import asdict
 from json import dumps
-from types import NoneType
 from typing import Annotated, Any, get_args
 
 import typer
@@ -84,7 +83,11 @@ def _policy(name: str) -> dict[str, Any]:
     from sparse_attn.policies import POLICIES, options_of
 
     options = {
-        key: {"type": _type_name(option.annotation), "default": option.default}
+        key: {
+            "type": _type_name(option.annotation),
+            "required": option.default is inspect.Parameter.empty,
+            "default": None if option.default is inspect.Parameter.empty else option.default,
+        }
         for key, option in options_of(name).items()
     }
     sparse = "sparsity" in inspect.signature(POLICIES[name].__init__).parameters
@@ -93,19 +96,21 @@ def _policy(name: str) -> dict[str, Any]:
 
 
 def _type_name(annotation: Any) -> str:
-    """`int` of int and of int | None."""
-    members = [t for t in get_args(annotation) or (annotation,) if t is not NoneType]
-    return " or ".join(t.__name__ for t in members)
+    """`int` of int and of int | None; types that cannot be typed in are left out."""
+    members = get_args(annotation) or (annotation,)
+    return " or ".join(t.__name__ for t in members if t in (str, int, float, bool))
 
 
-def _default(value: object) -> str:
-    return "" if value is None else f" (default {value})"
+def _default(option: dict[str, Any]) -> str:
+    if option["required"]:
+        return " (required)"
+    return "" if option["default"] is None else f" (default {option['default']})"
 
 
 def _policy_text(policy: dict[str, Any]) -> str:
     flags = ["  --sparsity S"] if policy["sparsity"] else []
     flags += [
-        f"  --policy-option {key}={option['type'].upper()}{_default(option['default'])}"
+        f"  --policy-option {key}={option['type'].upper()}{_default(option)}"
         for key, option in policy["options"].items()
     ]
     described = [f"  {line}".rstrip() for line in policy["description"].splitlines()]

@@ -7,6 +7,7 @@ internal failure but the request id leaves the process.
 import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,6 +21,9 @@ from engine.wanted import nearest, shorten
 from scheduler.request import RequestError
 
 log = logging.getLogger("bishop.server")
+
+ROOT = Path(__file__).resolve().parents[1]
+"""Where this is installed is nothing to clients: paths below it are told from here."""
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -79,7 +83,8 @@ def as_api_error(error: Exception) -> ApiError:
             return error
         case RequestError():
             status = 404 if error.code == "model_not_found" else 400
-            return ApiError(status, str(error), param=error.param, code=error.code)
+            message = str(error).replace(f"{ROOT}/", "")
+            return ApiError(status, message, param=error.param, code=error.code)
         case HTTPException():
             return _from_http(error)
         case RequestValidationError():

@@ -10,6 +10,8 @@ from pathlib import Path
 from engine.wanted import Option, nearest, shorten
 from serving.errors import ApiError
 
+SUFFIXES = (".yaml", ".safetensors")
+
 
 def safe_options(options: Mapping[str, Option], folder: Path) -> dict[str, Option]:
     """The options with the name of a file replaced by its path in `folder`.
@@ -27,8 +29,13 @@ def _safe(key: str, value: Option, folder: Path) -> Option:
     return value
 
 
+def offered(folder: Path) -> dict[str, Path]:
+    """The policy files that clients may name."""
+    return {path.name: path for path in sorted(folder.glob("*")) if path.suffix in SUFFIXES}
+
+
 def _offered(name: str, folder: Path) -> str:
-    known = {path.name: path for path in sorted(folder.glob("*.yaml"))}
+    known = offered(folder)
     if name not in known:
         raise _refused("file", f"unknown policy file {shorten(name)!r}{nearest(name, list(known))}")
     return str(known[name])

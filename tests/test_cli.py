@@ -276,7 +276,11 @@ class TestListing:
         found = {each["name"]: each for each in json.loads(capsys.readouterr().out)["policies"]}
         assert found["diagonal"]["sparsity"] is True
         assert found["dense"]["sparsity"] is False
-        assert found["diagonal"]["options"]["sink"] == {"type": "int", "default": 0}
+        assert found["diagonal"]["options"]["sink"] == {
+            "type": "int",
+            "required": False,
+            "default": 0,
+        }
         assert bishop("policies") == 0
         assert "--policy-option sink=INT (default 0)" in capsys.readouterr().out
 
