@@ -1,0 +1,1 @@
+"""How the bundled model `mini` is made: sprites, scenes, tokenizer, transformer, export."""

@@ -1,0 +1,262 @@
+"""Command line of the room: prepare the data, train, export, evaluate.
+
+python -m training.train prepare
+python -m training.train fit
+python -m training.train export
+python -m training.train evaluate
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import torch
+import typer
+
+from engine.models.mini_vq import FSQTokenizer, FSQTokenizerConfig
+from training import evaluate as evaluation
+from training import export as assets
+from training import perceptual, sprites
+from training.compose import Atlas, build_atlas, compose_batch
+from training.fit import (
+    BATCH,
+    TokenBatch,
+    TransformerTrainer,
+    encode_scenes,
+    fit_transformer,
+    token_batches,
+)
+from training.lexicon import build_tokenizer
+from training.optim import Budget
+from training.runs import Log, load, pick_device
+from training.sample import Sampling
+from training.scenes import draw_scenes, to_arrays
+from training.sprites import SpritePack
+from training.stream import SceneStream
+from training.tokenizer import TokenizerTrainer, fit_tokenizer, psnr, reconstruct
+from training.transformer import MiniTransformer, TransformerConfig
+
+CACHE = Path("training/cache")
+RUN = CACHE / "run"
+ASSETS = Path("assets/mini")
+RESULTS = Path("benchmarks/results/quality-mini-training.json")
+IMAGES = Path("docs/images")
+SWEEP = [Sampling(g, 1.0, 0, p) for g, p in ((3.0, 0.9), (5.0, 0.9), (4.0, 0.8), (6.0, 0.8))]
+VALIDATION_SEED = 777
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a run is: the real one, or a toy that tries the pipeline on a CPU."""
+
+    tokenizer: FSQTokenizerConfig = field(default_factory=FSQTokenizerConfig)
+    transformer: dict[str, int] = field(default_factory=dict)
+    tokenizer_batch: int = 32
+    transformer_batch: int = BATCH
+    validation: int = 512
+
+    @classmethod
+    def of(cls, tiny: bool) -> Self:
+        if not tiny:
+            return cls()
+        small = FSQTokenizerConfig((8, 8, 8), (1, 1, 1), (8, 8, 8), (1, 1, 1))
+        return cls(small, {"dim": 32, "layers": 2, "heads": 2, "head_dim": 16, "ffn": 64}, 2, 4, 8)
+
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+PackOption = Annotated[Path, typer.Option(help="Folder with the sprite pack and VGG weights.")]
+RunOption = Annotated[Path, typer.Option(help="Folder with checkpoints and the log.")]
+
+
+@app.command()
+def prepare(
+    pack: PackOption = CACHE,
+    packages: Annotated[Path, typer.Option(help="Where npm installs the sprite sets.")] = CACHE,
+) -> None:
+    """Fetch the sprite sets with npm, render the pack, convert the perceptual weights."""
+    if not (packages / "node_modules").exists():
+        sprites.fetch(packages)
+    built = sprites.build(packages / "node_modules")
+    built.save(pack)
+    perceptual.convert(pack / "vgg.safetensors")
+    typer.echo(f"{len(built.concepts)} concepts, sprites: {sprites.styles_used(built)}")
+    if left_out := sprites.missing(built):
+        typer.echo(f"drawn by fewer than {sprites.MIN_STYLES} sets: {', '.join(left_out)}")
+
+
+@app.command()
+def fit(
+    pack: PackOption = CACHE,
+    run: RunOption = RUN,
+    tokenizer_seconds: Annotated[float, typer.Option(help="Training time of the tokenizer.")] = 230,
+    transformer_seconds: Annotated[float, typer.Option(help="And of the transformer.")] = 1200,
+    checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60,
+    start: Annotated[Path | None, typer.Option(help="Folder with weights to start from.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of weights and scenes.")] = 1,
+    workers: Annotated[int, typer.Option(help="Processes that draw scenes.")] = 3,
+    compiled: Annotated[bool, typer.Option(help="Use torch.compile.")] = True,
+    tiny: Annotated[bool, typer.Option(help="A toy model, to try the pipeline.")] = False,
+) -> None:
+    """Train both parts; run again with the same folder to go on where it stopped."""
+    log, device = Log(run), pick_device()
+    torch.manual_seed(seed)
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("high")
+    resumed = sum((run / name).exists() for name in ("tokenizer.pt", "transformer.pt"))
+    with SceneStream(pack, seed + 100 * resumed, workers) as stream:
+        data = SpritePack.load(pack)
+        atlas = build_atlas(data, device)
+        log.write("ready", sprites=len(data.sprites), device=str(device))
+        tokenizer = _tokenizer(run, pack, device, Budget(tokenizer_seconds), start, compiled, tiny)
+        scale = Scale.of(tiny)
+        if _needs_fit(tokenizer, run):
+            path, size = run / "tokenizer.pt", scale.tokenizer_batch
+            fit_tokenizer(tokenizer, atlas, iter(stream), path, log, checkpoint_every, size)
+        frozen = tokenizer.model.eval().requires_grad_(False)
+        del tokenizer
+        validation = _validate_tokenizer(frozen, data, atlas, log, scale.validation)
+        trainer = _transformer(
+            run, data, device, Budget(transformer_seconds), start, compiled, tiny
+        )
+        batches = token_batches(frozen, atlas, iter(stream), scale.transformer_batch)
+        path = run / "transformer.pt"
+        fit_transformer(trainer, batches, validation, path, log, checkpoint_every)
+
+
+@app.command()
+def export(
+    pack: PackOption = CACHE,
+    run: RunOption = RUN,
+    out: Annotated[Path, typer.Option(help="Folder to write.")] = ASSETS,
+    guidance: Annotated[float, typer.Option(help="Default guidance scale.")] = 4.0,
+    top_p: Annotated[float, typer.Option(help="Default top-p.")] = 0.9,
+    tiny: Annotated[bool, typer.Option(help="The run was tiny.")] = False,
+) -> None:
+    """Write the INT8 weights of a run's checkpoints."""
+    data = SpritePack.load(pack, images=False)
+    tokenizer, transformer = load_run(run, data, torch.device("cpu"), tiny)
+    words = build_tokenizer(data.concepts, data.styles)
+    sampling = Sampling(guidance_scale=guidance, top_p=top_p)
+    assets.write(out, words, tokenizer, transformer, sampling)
+    for path in sorted(out.iterdir()):
+        typer.echo(f"{path.name}: {path.stat().st_size / 2**20:.1f} MiB")
+
+
+@app.command()
+def evaluate(
+    pack: PackOption = CACHE,
+    weights: Annotated[Path, typer.Option(help="Folder with the shipped weights.")] = ASSETS,
+    run: Annotated[Path | None, typer.Option(help="Compare with a run's checkpoints.")] = None,
+    out: Annotated[Path, typer.Option(help="Results file to write.")] = RESULTS,
+    images: Annotated[Path, typer.Option(help="Folder for the contact sheets.")] = IMAGES,
+    scenes: Annotated[int, typer.Option(help="Validation scenes of each split.")] = 512,
+    commit: Annotated[str, typer.Option(help="Commit the weights were trained at.")] = "",
+    sweep: Annotated[bool, typer.Option(help="Also try other sampling settings.")] = False,
+    tiny: Annotated[bool, typer.Option(help="The run was tiny.")] = False,
+) -> None:
+    """Measure the shipped INT8 weights and draw the contact sheets."""
+    device, data = pick_device(), SpritePack.load(pack)
+    mini = assets.read(weights, device)
+    held = evaluation.hold(data, device, scenes)
+    shown = evaluation.draw_sheets(mini, data, held, images)
+    if sweep:
+        evaluation.sweep(mini, images, device, SWEEP)
+    rows = evaluation.measure(evaluation.Models("int8", mini.tokenizer, mini.transformer), held)
+    if run is not None:
+        full = evaluation.Models("trained", *load_run(run, data, device, tiny))
+        rows += evaluation.measure(full, held) + run_rows(run, device)
+    rows.append(evaluation.blank_row(mini, data, device, scenes))
+    report = evaluation.results(rows, commit, shown)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(report, indent=1) + "\n")
+    typer.echo(json.dumps(report["rows"]))
+
+
+def run_rows(run: Path, device: torch.device) -> list[dict[str, Any]]:
+    """How long both parts trained."""
+    rows = []
+    for part in ("tokenizer", "transformer"):
+        state = load(run / f"{part}.pt", device)
+        for key, unit in (("seconds", "s"), ("steps", "")):
+            name, value = f"{part}_{key}", round(float(state[key]), 1)
+            rows.append({"name": name, "weights": "trained", "value": value, "unit": unit})
+    return rows
+
+
+def load_run(
+    run: Path, data: SpritePack, device: torch.device, tiny: bool = False
+) -> tuple[FSQTokenizer, MiniTransformer]:
+    """The models of a run's checkpoints, in full precision."""
+    tokenizer = FSQTokenizer(Scale.of(tiny).tokenizer)
+    tokenizer.load_state_dict(load(run / "tokenizer.pt", device)["model"])
+    transformer = MiniTransformer(_config(data, tiny))
+    transformer.load_state_dict(load(run / "transformer.pt", device)["model"])
+    return tokenizer.to(device).eval(), transformer.to(device).eval()
+
+
+def _config(data: SpritePack, tiny: bool) -> TransformerConfig:
+    words = build_tokenizer(data.concepts, data.styles).words
+    return TransformerConfig(len(words), **Scale.of(tiny).transformer)
+
+
+def _tokenizer(
+    run: Path,
+    pack: Path,
+    device: torch.device,
+    budget: Budget,
+    start: Path | None,
+    compiled: bool,
+    tiny: bool,
+) -> TokenizerTrainer:
+    model = FSQTokenizer(Scale.of(tiny).tokenizer).to(device)
+    if start is not None:
+        model.load_state_dict(assets.read(start, device).tokenizer.state_dict())
+        budget.used = budget.total
+    distance = perceptual.PerceptualDistance(pack / "vgg.safetensors").to(device)
+    if device.type == "cuda":
+        distance = distance.bfloat16().to(memory_format=torch.channels_last)
+    trainer = TokenizerTrainer(model, distance, budget, compiled)
+    if (run / "tokenizer.pt").exists():
+        trainer.load_state_dict(load(run / "tokenizer.pt", device))
+    return trainer
+
+
+def _needs_fit(trainer: TokenizerTrainer, run: Path) -> bool:
+    return trainer.budget.fraction < 1 or not (run / "tokenizer.pt").exists()
+
+
+def _transformer(
+    run: Path,
+    data: SpritePack,
+    device: torch.device,
+    budget: Budget,
+    start: Path | None,
+    compiled: bool,
+    tiny: bool,
+) -> TransformerTrainer:
+    model = MiniTransformer(_config(data, tiny)).to(device)
+    if start is not None:
+        model.load_state_dict(assets.read(start, device).transformer.state_dict())
+    trainer = TransformerTrainer(model, budget, compiled)
+    if (run / "transformer.pt").exists():
+        trainer.load_state_dict(load(run / "transformer.pt", device))
+    return trainer
+
+
+def _validate_tokenizer(
+    model: FSQTokenizer, data: SpritePack, atlas: Atlas, log: Log, scenes: int
+) -> TokenBatch:
+    words = build_tokenizer(data.concepts, data.styles)
+    batch = to_arrays(draw_scenes(data, scenes, VALIDATION_SEED), words)
+    text, tokens = encode_scenes(model, atlas, batch)
+    images = compose_batch(atlas, batch)
+    seen, pixels = reconstruct(model, images)
+    log.write(
+        "tokenizer quality", psnr=psnr(images, pixels).mean().item(), codes=len(seen.unique())
+    )
+    return text, tokens
+
+
+if __name__ == "__main__":
+    app()
