@@ -235,7 +235,7 @@ def _indexed(folder: Path, index: Path) -> list[Path]:
 
 def _headers(file: Path) -> Iterator[Entry]:
     if file.suffix != ".safetensors":
-        for name, tensor in _torch_tensors(file).items():
+        for name, tensor in read_torch_file(file).items():
             yield Entry(file, name, tuple(tensor.shape), _dtype_name(tensor.dtype))
         return
     try:
@@ -251,14 +251,14 @@ def _headers(file: Path) -> Iterator[Entry]:
 def _reader(file: Path) -> Iterator[Callable[[str], Tensor]]:
     """Reads tensors of a file one by one, on the host, without copying where it can."""
     if file.suffix != ".safetensors":
-        tensors = _torch_tensors(file)
+        tensors = read_torch_file(file)
         yield tensors.__getitem__
         return
     with safe_open(file, framework="pt") as opened:
         yield opened.get_tensor
 
 
-def _torch_tensors(file: Path) -> dict[str, Tensor]:
+def read_torch_file(file: Path) -> dict[str, Tensor]:
     """The tensors of a file in torch's own format, mapped rather than read; nothing is executed."""
     try:
         with torch.serialization.safe_globals([Namespace]):
