@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from engine.models.base import VisualModel
+from engine.models.options import LoadOptions
 from engine.models.presets import load_model
 from engine.policy_files import FOLDER, index_path, stencil_path
 from engine.teacher import Pictures, policy_loss
@@ -159,7 +160,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    model = load_model(args.model, args.backend)
+    model = load_model(args.model, LoadOptions(backend=args.backend))
     quality = Quality(model, Pictures.load(args.pictures)[: args.count], args.name or model.name)
     print(f"dense: {float(quality.dense.mean()):.4f} nats/token", flush=True)
     rows = []

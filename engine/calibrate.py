@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.models.base import VisualModel
+from engine.models.options import LoadOptions
 from engine.models.presets import load_model
 from engine.policy_files import FOLDER, index_path, stencil_path
 from engine.teacher import Pictures, masked_attention, token_loss, whole_mask
@@ -119,7 +120,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    model = load_model(args.model, "reference")
+    model = load_model(args.model, LoadOptions(backend="reference"))
     model.name = args.name or model.name
     anchors = args.anchors if args.anchors == "first_row" else int(args.anchors)
     statistics = observe(model, model.grid, Pictures.load(args.pictures))

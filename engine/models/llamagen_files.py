@@ -12,8 +12,9 @@ from torch import Tensor
 from engine.checkpoint import read_torch_file
 from engine.weights import WeightError
 
-HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32, 4096: 32}
-"""Attention heads of the published sizes (B, L, XL, XXL, 3B, 7B) by width; no file says them."""
+HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
+"""Attention heads of the published sizes (B, L, XL, XXL, 1B, XXXL, 3B, 7B) by width; no file says
+them."""
 MULTIPLIERS = {5: (1, 1, 2, 2, 4), 4: (1, 2, 2, 4)}
 """Channel multipliers of VQ-16 and VQ-8 by their number of levels."""
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 
 from engine.config import EngineConfig
@@ -116,6 +116,14 @@ def word_tokenizer(words: dict[str, int], special: Sequence[str]) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(special))
     return tokenizer
+
+
+def end_with(tokenizer: Tokenizer, token: str) -> None:
+    """Let the tokenizer end every text with a special token, as T5's does."""
+    at = tokenizer.token_to_id(token)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {token}", special_tokens=[(token, at)]
+    )
 
 
 def byte_vocabulary(first: int = 0) -> dict[str, int]:

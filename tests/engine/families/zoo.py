@@ -6,8 +6,9 @@ from pathlib import Path
 from engine.models.chameleon import Chameleon, LuminaMGPT
 from engine.models.family import DecoderModel
 from engine.models.janus import Janus
+from engine.models.llamagen import LlamaGen
 from sparse_attn.attention import Backend
-from tests.engine.families import harness, test_chameleon, test_emu3, test_janus
+from tests.engine.families import harness, test_chameleon, test_emu3, test_janus, test_llamagen
 
 Loader = Callable[[Path, Backend], DecoderModel]
 
@@ -32,9 +33,15 @@ def _emu3(folder: Path, backend: Backend) -> DecoderModel:
     return test_emu3.load(folder, backend)
 
 
+def _llamagen(folder: Path, backend: Backend) -> DecoderModel:
+    test_llamagen.save(folder, "t2i")
+    return LlamaGen.load("llamagen", folder, harness.options(backend))
+
+
 ZOO: dict[str, Loader] = {
     "janus": _janus,
     "chameleon": _chameleon,
     "lumina-mgpt": _lumina,
     "emu3": _emu3,
+    "llamagen": _llamagen,
 }
