@@ -98,8 +98,15 @@ VQ = {"codes": CODES, "code_dim": 8, "latent": 32, "base": 32}
 GEOMETRIES = [(64, 4, 4), (64, 2, 1), (160, 8, 4)]
 
 
-def save(folder: Path, mode: str, dim: int = 64, heads: int = 4, kv_heads: int = 2,
-         multiplier: tuple[int, ...] = (1, 1, 2, 2, 4), side: int = 4) -> dict[str, Tensor]:  # fmt: skip
+def save(
+    folder: Path,
+    mode: str,
+    dim: int = 64,
+    heads: int = 4,
+    kv_heads: int = 2,
+    multiplier: tuple[int, ...] = (1, 1, 2, 2, 4),
+    side: int = 4,
+) -> dict[str, Tensor]:
     """The published files, converted into `folder`."""
     w = tensors(mode, dim, heads, kv_heads)
     vq = vq_reference.llamagen(**VQ, multiplier=multiplier).state_dict()
