@@ -110,7 +110,7 @@ class Chameleon(DecoderModel):
     @classmethod
     def checkpoint(cls, folder: Path, config: FamilyConfig) -> Checkpoint:
         weights = super().checkpoint(folder, config)
-        file = _vq_file(folder)
+        file = vqgan_file(folder)
         if file is not None:
             return weights | Checkpoint.of_files([file], prefix="vqgan.")
         if not any(name.startswith("model.vqmodel.decoder.") for name in weights.entries):
@@ -229,9 +229,10 @@ def _vocabulary(folder: Path | None) -> Mapping[str, int]:
     return found
 
 
-def _vq_file(folder: Path) -> Path | None:
+def vqgan_file(folder: Path) -> Path | None:
+    """The original pixel decoder beside the weights, if it is there."""
     return next((folder / name for name in VQ_FILES if (folder / name).is_file()), None)
 
 
 def _vq_prefix(folder: Path | None) -> str:
-    return "model.vqmodel." if folder is None or _vq_file(folder) is None else "vqgan."
+    return "model.vqmodel." if folder is None or vqgan_file(folder) is None else "vqgan."

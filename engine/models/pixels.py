@@ -1,5 +1,6 @@
 """From visual tokens to bytes of a picture, within a memory limit."""
 
+from itertools import chain
 from typing import Protocol, cast
 
 import torch
@@ -43,7 +44,8 @@ class Pixels:
         Raises MemoryError with the least that is needed if not even one picture fits.
         """
         batch, strips = self.fit(len(tokens), *tokens.shape[1:])
-        at = tokens.to(next(self.decoder.parameters()).device)
+        held = next(chain(self.decoder.parameters(), self.decoder.buffers()), tokens)
+        at = tokens.to(held.device)
         with torch.inference_mode():
             return torch.cat([self._call(part, strips) for part in at.split(batch)])
 

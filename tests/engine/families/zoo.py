@@ -8,7 +8,14 @@ from engine.models.family import DecoderModel
 from engine.models.janus import Janus
 from engine.models.llamagen import LlamaGen
 from sparse_attn.attention import Backend
-from tests.engine.families import harness, test_chameleon, test_emu3, test_janus, test_llamagen
+from tests.engine.families import (
+    harness,
+    test_chameleon,
+    test_emu3,
+    test_janus,
+    test_llamagen,
+    test_simplear,
+)
 
 Loader = Callable[[Path, Backend], DecoderModel]
 
@@ -38,10 +45,22 @@ def _llamagen(folder: Path, backend: Backend) -> DecoderModel:
     return LlamaGen.load("llamagen", folder, harness.options(backend))
 
 
+def _simplear(folder: Path, backend: Backend) -> DecoderModel:
+    test_simplear.save_simplear(folder)
+    return test_simplear.load_simplear(folder, backend)
+
+
+def _liquid(folder: Path, backend: Backend) -> DecoderModel:
+    test_simplear.save_liquid(folder)
+    return test_simplear.load_liquid(folder, backend)
+
+
 ZOO: dict[str, Loader] = {
     "janus": _janus,
     "chameleon": _chameleon,
     "lumina-mgpt": _lumina,
     "emu3": _emu3,
     "llamagen": _llamagen,
+    "simplear": _simplear,
+    "liquid": _liquid,
 }
