@@ -49,8 +49,10 @@ class StepCost:
         layers = list(linears(model))
         weights = sum(layer.inputs * layer.outputs for layer in layers)
         kv_bytes = images * stats.kv_read_bytes / stats.tokens
-        # Each stored number is used once per query head of its group: a multiply and an add.
-        attention = 2 * kv_bytes / format.dtype.itemsize * _group(model)
+        # Each number of an entry (K and V) is used once per query head of its group: a multiply
+        # and an add.
+        entries = kv_bytes / format.entry_bytes(model.shape.head_dim)
+        attention = 2 * entries * 2 * model.shape.head_dim * _group(model)
         flops = 2 * weights * sequences + attention
         return cls(images, sum(layer.nbytes for layer in layers), kv_bytes, flops)
 

@@ -66,6 +66,8 @@ def parser() -> Parser:
     p.add_argument("--seed", type=int, default=0, help="of every request")
     p.add_argument("--backend", default="auto", choices=("auto", "native", "reference"))
     p.add_argument("--threads", type=int, help="CPU threads")
+    p.add_argument("--dtype", default="fp32", help="of weights and activations")
+    p.add_argument("--kv-format", default="bf16", help="of stored keys and values")
     p.add_argument("--output-json", type=Path, help="also write the JSON object here")
     return p
 
@@ -80,9 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     ceiling = measure()
     print(f"{service.model.name} on {service.model.backend}; ceiling: {ceiling}", flush=True)
     measured = measured_in_turn(service, plans, args.warmup, args.rounds)
+    setting = {name: getattr(args, name) for name in ("model", "dtype", "kv_format", "n")}
     rows = [
-        each.row(measured[0], cost_of(model, config, each), ceiling) | {"model": args.model}
-        for each in measured
+        setting | each.row(measured[0], cost_of(model, config, each), ceiling) for each in measured
     ]
     print("\n".join(map(line, rows)))
     publish({"ceiling": asdict(ceiling), "rows": rows}, args.output_json)
@@ -117,7 +119,7 @@ def choice_of(text: str, sparsity: float) -> PolicyChoice:
 
 def opened(args: argparse.Namespace) -> tuple[EngineConfig, VisualModel]:
     """Raises Refusal with the reason there is no engine."""
-    names = ("model", "backend", "threads", "max_images")
+    names = ("model", "backend", "threads", "max_images", "dtype", "kv_format")
     flags = EngineFlags(**{name: getattr(args, name) for name in names})
     try:
         config = engine_config(flags)

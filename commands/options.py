@@ -38,7 +38,7 @@ Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; all cores
 CacheMib = Annotated[int | None, typer.Option(min=1, help="KV cache in MiB.")]
 MaxImages = Annotated[int, typer.Option(min=1, help="Images drawn at the same time, at most.")]
 Dtype = Annotated[str, typer.Option(help="Of weights and activations: fp32, bf16, fp16.")]
-KVFormat = Annotated[str, typer.Option(help="Of stored keys and values: fp32, bf16, fp16.")]
+KVFormat = Annotated[str, typer.Option(help="Of stored keys and values: fp32, bf16, fp16, int8.")]
 LoadFormatFlag = Annotated[
     LoadFormat, typer.Option("--load-format", help="dummy draws from random weights.")
 ]

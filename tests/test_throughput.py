@@ -102,11 +102,11 @@ def test_step_cost_counts_every_weight_and_every_read() -> None:
     layers = list(linears(model))
     assert len(layers) == 4 * model.shape.layers + 1
     parameters = sum(layer.inputs * layer.outputs for layer in layers)
-    stats = ImageStats(64, 10, 1.0, 0.0, kv_read_bytes=6400, kv_resident_bytes=1, density=1.0)
+    entry = config.format.entry_bytes(model.shape.head_dim)
+    stats = ImageStats(64, 10, 1.0, 0.0, 6400 * entry, kv_resident_bytes=1, density=1.0)
     cost = StepCost.of(model, config.format, stats, images=4, sequences=8)
-    assert cost.kv_bytes == 4 * 6400 / 64
-    attention = 2 * cost.kv_bytes / config.format.dtype.itemsize
-    assert cost.flops == 2 * parameters * 8 + attention
+    assert cost.kv_bytes == 4 * 100 * entry
+    assert cost.flops == 2 * parameters * 8 + 2 * 4 * 100 * 2 * model.shape.head_dim
 
 
 def test_the_slower_of_memory_and_arithmetic_bounds() -> None:
