@@ -1,5 +1,6 @@
 """The KV arena: one allocation that holds the caches of all sequences in flight."""
 
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -21,7 +22,7 @@ class KVArena:
                 f"cannot allocate a KV cache of {total_bytes / 2**30:.1f} GiB on {device}: "
                 "choose a smaller cache_bytes"
             ) from error
-        self._tables: dict[tuple[int, int], tuple[CacheLayout, LayerTable]] = {}
+        self._tables: dict[int, dict[int, LayerTable]] = {}
 
     def entries(self, layout: CacheLayout) -> Tensor:
         """The arena as entries of a layout, in its KV format."""
@@ -35,10 +36,18 @@ class KVArena:
         return entry
 
     def layer(self, layout: CacheLayout, layer: int) -> LayerCache:
-        key = (id(layout), layer)
+        tables = self._tables_of(layout)
+        if layer not in tables:
+            tables[layer] = LayerTable.of(layout, layer, self.device)
+        return LayerCache(self.entries(layout), tables[layer], self._bytes)
+
+    def _tables_of(self, layout: CacheLayout) -> dict[int, LayerTable]:
+        """Tables by layer, for as long as the layout lives (hashing one takes too long)."""
+        key = id(layout)
         if key not in self._tables:
-            self._tables[key] = (layout, LayerTable.of(layout, layer, self.device))
-        return LayerCache(self.entries(layout), self._tables[key][1], self._bytes)
+            self._tables[key] = {}
+            weakref.finalize(layout, self._tables.pop, key, None)
+        return self._tables[key]
 
 
 class RowPool:

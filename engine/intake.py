@@ -1,6 +1,9 @@
 """From a request to its images: everything a model can refuse is refused here."""
 
 import time
+from collections import OrderedDict
+from threading import Lock
+from weakref import WeakValueDictionary
 
 from engine.config import EngineConfig
 from engine.image import Group, Image
@@ -13,13 +16,18 @@ from sparse_attn.geometry import Grid
 from sparse_attn.layout import CacheLayout
 from sparse_attn.policy import Heads
 
+KEPT_GROUPS = 64
+
 
 class Intake:
-    """Checks requests against a model and numbers their images."""
+    """Checks requests against a model and numbers their images. `check` may be called from any
+    thread."""
 
     def __init__(self, model: VisualModel, config: EngineConfig) -> None:
         self.model, self.config = model, config
-        self._groups: dict[tuple[PolicyChoice, Grid], Group] = {}
+        self._groups: WeakValueDictionary[tuple[PolicyChoice, Grid], Group] = WeakValueDictionary()
+        self._recent: OrderedDict[str, Group] = OrderedDict()
+        self._lock = Lock()
         self._next = 0
 
     def images(self, request: ImageRequest) -> list[Image]:
@@ -54,13 +62,26 @@ class Intake:
         return self._group(choice, self.model.grid)
 
     def _group(self, choice: PolicyChoice, grid: Grid) -> Group:
-        """Policy and cache layout of a choice on a grid, made once."""
-        if (choice, grid) not in self._groups:
-            policy = self._policy(choice, grid)
-            shape = self.model.shape
-            layout = CacheLayout.of(policy, shape.prompt, shape.head_dim, self.config.format)
-            self._groups[choice, grid] = Group(f"{choice} on {grid}", policy, layout)
-        return self._groups[choice, grid]
+        """Policy and cache layout of a choice on a grid, the same for all images that use it."""
+        with self._lock:
+            group = self._groups.get((choice, grid))
+            if group is None:
+                group = self._groups[choice, grid] = self._new_group(choice, grid)
+            self._keep(group)
+            return group
+
+    def _new_group(self, choice: PolicyChoice, grid: Grid) -> Group:
+        policy, shape = self._policy(choice, grid), self.model.shape
+        layout = CacheLayout.of(policy, shape.prompt, shape.head_dim, self.config.format)
+        return Group(f"{choice} on {grid}", policy, layout)
+
+    def _keep(self, group: Group) -> None:
+        """Users may ask for any sparsity, so groups come without end: those that no image uses
+        are forgotten, but for the most recent ones."""
+        self._recent[group.name] = group
+        self._recent.move_to_end(group.name)
+        if len(self._recent) > KEPT_GROUPS:
+            self._recent.popitem(last=False)
 
     def _grid(self, request: ImageRequest) -> Grid:
         try:

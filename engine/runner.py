@@ -1,6 +1,7 @@
 """The runner executes a `StepPlan`: embed, run the layers, give logits, draw tokens."""
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -39,7 +40,7 @@ class Runner:
     def __init__(self, model: VisualModel, arena: KVArena, backend: Backend) -> None:
         self.model, self.arena, self.backend = model, arena, backend
         self.images: dict[int, Image] = {}
-        self._rows: dict[str, RowPool] = {}
+        self._rows: WeakKeyDictionary[Group, RowPool] = WeakKeyDictionary()
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run one step: every image named in the plan draws one token."""
@@ -152,10 +153,10 @@ class Runner:
         image.tokens.clear()
 
     def _pool(self, group: Group) -> RowPool:
-        if group.name not in self._rows:
+        if group not in self._rows:
             policy, device = group.policy, self.arena.device
-            self._rows[group.name] = RowPool(lambda rows: policy.new_state(rows, device))
-        return self._rows[group.name]
+            self._rows[group] = RowPool(lambda rows: policy.new_state(rows, device))
+        return self._rows[group]
 
     def _slot(self, s: Sequence) -> int:
         return self.arena.entry_of(s.image.group.layout, s.step.slots[s.index])

@@ -1,12 +1,14 @@
 """The service: one thread draws, many callers listen."""
 
 import asyncio
+import gc
 from collections.abc import Iterator
 
 import pytest
 
 from engine.config import EngineConfig
 from engine.events import Failed, Finished, Partial, Progress
+from engine.intake import KEPT_GROUPS
 from engine.service import EngineService
 from scheduler.request import PolicyChoice, RequestError
 from tests.engine.conftest import ask
@@ -146,3 +148,15 @@ def test_stop_ends_what_runs_and_is_idempotent(service: EngineService) -> None:
     assert all(isinstance(e, Failed | Progress) for _, e in stream)
     service.stop()
     assert not service.health().alive
+
+
+def test_policies_that_nobody_uses_any_more_are_forgotten(service: EngineService) -> None:
+    """A client may ask for any sparsity: what is kept for one must not stay for good."""
+    for first in range(0, 200, 40):
+        choices = [PolicyChoice("diagonal", 0.3 + k / 1000) for k in range(first, first + 40)]
+        assert list(service.run([ask(policy=choice) for choice in choices]))
+    gc.collect()
+    engine = service._engine
+    assert len(engine.runner._rows) <= KEPT_GROUPS
+    assert len(engine.runner.arena._tables) <= KEPT_GROUPS
+    assert len(engine.intake._groups) <= KEPT_GROUPS
