@@ -28,7 +28,7 @@ bench: $(VENV)/.installed  ## measure this machine's CPU kernels
 
 build: $(VENV)/.torch  ## compile sparse_attn._C alone and say what was built
 	$(BIN)/python setup.py --quiet build_ext --inplace
-	$(BIN)/python -c "from sparse_attn import ops; print(ops.built())"
+	$(BIN)/python -c "import torch; from sparse_attn import _C; print(_C.cpu, _C.cuda, sep='; ')"
 
 # torch first: the extension is compiled against the one installed, and no second one is fetched.
 $(VENV)/.torch: constraints.txt
