@@ -4,12 +4,13 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass
@@ -43,6 +44,14 @@ def linear_after(fraction: float, start: float = 0.45, floor: float = 0.01) -> f
     """1 until `start`, then linearly down to `floor` at 1."""
     done = min(max((fraction - start) / (1 - start), 0), 1)
     return 1 - (1 - floor) * done
+
+
+def channels_last(module: Module) -> Module:
+    """Lay out convolution weights as the GPU likes them; changes `module` and returns it."""
+    for p in (*module.parameters(), *module.buffers()):
+        if p.ndim == 4:
+            p.data = p.data.contiguous(memory_format=torch.channels_last)
+    return module
 
 
 def warm_up(step: int, steps: int) -> float:
@@ -89,8 +98,9 @@ class Muon:
         update = orthogonalize(momentum.lerp(gradient, 0.05))
         update = update * (0.2 * math.sqrt(max(update.shape[1:])))
         deltas = update.reshape(len(params), *shape).unbind(0)
-        torch._foreach_mul_(params, 1 - lr * self.weight_decay)
-        torch._foreach_add_(params, list(deltas), alpha=-lr)
+        targets: list[Tensor] = list(params)
+        torch._foreach_mul_(targets, 1 - lr * self.weight_decay)
+        torch._foreach_add_(targets, list(deltas), alpha=-lr)
 
     def state_dict(self) -> dict[str, Any]:
         momentum = {_key(shape): buffer for shape, buffer in self.momentum.items()}
@@ -111,7 +121,8 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     for _ in range(5):
         gram = x @ x.mT
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * (gram @ gram)) @ x
-    return (x.mT if tall else x).float()
+    result: Tensor = (x.mT if tall else x).float()
+    return result
 
 
 def clip(model: nn.Module, limit: float = 1.0) -> Tensor:
@@ -120,7 +131,7 @@ def clip(model: nn.Module, limit: float = 1.0) -> Tensor:
 
 
 def maybe_compile(function: Function, enabled: bool) -> Function:
-    return torch.compile(function) if enabled else function
+    return cast(Function, torch.compile(function)) if enabled else function
 
 
 def _stack(params: list[Any]) -> Tensor:

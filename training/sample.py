@@ -1,4 +1,4 @@
-"""A plain batched sampler with a KV cache, to look at what was trained. The engine is the real one."""
+"""A plain batched sampler with a KV cache, to look at what was trained; the engine serves."""
 
 from dataclasses import dataclass
 

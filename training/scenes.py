@@ -4,6 +4,7 @@ Sizes and positions are multiples of `GRID` pixels, the side of one visual token
 then gives the same tokens wherever it stands, which is what a small model can learn well.
 """
 
+import math
 import random
 import zlib
 from collections.abc import Callable, Sequence
@@ -16,15 +17,21 @@ import numpy.typing as npt
 
 from engine.models.mini_text import MAX_WORDS, PLURAL, SPECIAL, UNK, WordTokenizer
 from training.lexicon import COLORS, COUNTS, build_tokenizer, plural
-from training.sprites import SpritePack
+from training.sprites import Sprite, SpritePack
 
 CANVAS = 192
 GRID = 8
 MAX_SLOTS = 6
 SIZES = tuple(range(56, 161, GRID))
 STYLE_WEIGHTS = {
-    "cartoon": 1.3, "vector": 1.3, "flat": 1.3, "glossy": 0.8, "classic": 0.8, "blob": 0.7, "3d": 1.0
-}  # fmt: skip
+    "cartoon": 1.3,
+    "vector": 1.3,
+    "flat": 1.3,
+    "glossy": 0.8,
+    "classic": 0.8,
+    "blob": 0.7,
+    "3d": 1.0,
+}
 """Flat, clean sets are drawn more often: they survive 24 x 24 tokens best."""
 
 Split = Literal["train", "pairs", "styles"]
@@ -124,6 +131,10 @@ class SceneSampler:
         self.weights = [STYLE_WEIGHTS.get(style, 1.0) for style in self.pack.styles]
         self.held_styles = [key for key in self.sprite_of if self.is_held_style(*key)]
         self.held_pairs = [] if self.split != "pairs" else self._all_held_pairs()
+        held = {"train": True, "pairs": self.held_pairs, "styles": self.held_styles}
+        if not held[self.split]:
+            concepts = len(self.pack.concepts)
+            raise ValueError(f"{concepts} concepts are too few to hold {self.split} out")
 
     # what is held out
 
@@ -149,13 +160,13 @@ class SceneSampler:
         return Scene(tuple(words), tuple(things), relation, region, tuple(placed), background)
 
     def _things(self) -> list[Thing]:
+        if self.split == "styles":
+            return [Thing(*self.rng.choice(self.held_styles))]
         while True:
             concepts = self._concepts()
             things = self._styled(concepts)
             held = [self.is_held_style(t.concept, t.style) for t in things]
             pairs = [self.is_held_pair(a, b) for a, b in combinations(concepts, 2)]
-            if self.split == "styles" and all(held):
-                return things
             if not any(held) and (self.split == "pairs" or not any(pairs)):
                 return things
 
@@ -163,8 +174,6 @@ class SceneSampler:
         if self.split == "pairs":
             pair = list(self.rng.choice(self.held_pairs))
             return self.rng.sample(pair, 2)
-        if self.split == "styles":
-            return [self.rng.choice(self.held_styles)[0]]
         count = self.rng.choices((1, 2, 3), (0.45, 0.40, 0.15))[0]
         return self.rng.sample(range(len(self.pack.concepts)), count)
 
@@ -219,7 +228,7 @@ class SceneSampler:
     def _jitter(self, *steps: int) -> int:
         return GRID * self.rng.choice([*steps, *(-s for s in steps)])
 
-    def _sprite(self, thing: Thing):  # type: ignore[no-untyped-def]
+    def _sprite(self, thing: Thing) -> Sprite:
         return self.pack.sprites[self.sprite_of[thing.concept, thing.style]]
 
     # captions
@@ -251,7 +260,12 @@ class SceneSampler:
 
     def _style_words(self, thing: Thing) -> list[str]:
         style = self.pack.styles[thing.style]
-        forms = [], [style, "style"], ["in", style, "style"], ["in", "a", style, "style"]
+        forms: tuple[list[str], ...] = (
+            [],
+            [style, "style"],
+            ["in", style, "style"],
+            ["in", "a", style, "style"],
+        )
         return list(self.rng.choices(forms, (0.3, 0.5, 0.15, 0.05))[0])
 
     def _background_words(self, background: Background | None) -> list[str]:
@@ -397,7 +411,7 @@ def _snap(corner: float, size: int) -> int:
 
 
 def _distance(mean: tuple[int, ...], shade: Sequence[float]) -> float:
-    return float(sum((a - 255 * b) ** 2 for a, b in zip(mean, shade, strict=True))) ** 0.5
+    return math.dist(mean, [255 * value for value in shade])
 
 
 def blur_words(words: Sequence[str], rng: random.Random) -> list[str]:

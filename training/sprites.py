@@ -137,7 +137,7 @@ class FolderSource:
         bare = hexcode.lower().removesuffix("-fe0f")
         paths = (self.folder / f"{name}.webp" for name in (bare, f"{bare}-fe0f"))
         found = next((path for path in paths if path.exists()), None)
-        return None if found is None else Image.open(found)
+        return None if found is None else _read(found)
 
 
 def fetch(folder: Path) -> None:
@@ -217,6 +217,11 @@ def _assemble(drawn: list[tuple[str, list[tuple[int, Image.Image]]]]) -> SpriteP
             sprites.append(Sprite(concept, style, *look(image), start, blob.tell() - start))
     styles, concepts = tuple(s.style for s in SETS), tuple(label for label, _ in drawn)
     return SpritePack(styles, concepts, tuple(sprites), blob.getvalue())
+
+
+def _read(path: Path) -> Image.Image:
+    with Image.open(path) as image:
+        return image.convert("RGBA")
 
 
 def _open_source(package: Path) -> Source:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.models.mini_vq import FSQTokenizer
 from training.compose import Atlas, compose_batch
-from training.optim import Budget, clip, cosine_after, maybe_compile, warm_up
+from training.optim import Budget, channels_last, clip, cosine_after, maybe_compile, warm_up
 from training.perceptual import PerceptualDistance
 from training.runs import Log, autocast, save
 from training.scenes import SceneBatch
@@ -25,7 +25,7 @@ class TokenizerTrainer:
     def __init__(
         self, model: FSQTokenizer, perceptual: PerceptualDistance, budget: Budget, compiled: bool
     ) -> None:
-        self.model = model.train().to(memory_format=torch.channels_last)
+        self.model = channels_last(model.train())
         self.perceptual = perceptual.requires_grad_(False)
         self.budget, self.steps = budget, 0
         device = next(model.parameters()).device

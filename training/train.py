@@ -28,7 +28,7 @@ from training.fit import (
     token_batches,
 )
 from training.lexicon import build_tokenizer
-from training.optim import Budget
+from training.optim import Budget, channels_last
 from training.runs import Log, load, pick_device
 from training.sample import Sampling
 from training.scenes import draw_scenes, to_arrays
@@ -51,7 +51,7 @@ class Scale:
     """How large a run is: the real one, or a toy that tries the pipeline on a CPU."""
 
     tokenizer: FSQTokenizerConfig = field(default_factory=FSQTokenizerConfig)
-    transformer: dict[str, int] = field(default_factory=dict)
+    transformer: dict[str, Any] = field(default_factory=dict)
     tokenizer_batch: int = 32
     transformer_batch: int = BATCH
     validation: int = 512
@@ -215,7 +215,7 @@ def _tokenizer(
         budget.used = budget.total
     distance = perceptual.PerceptualDistance(pack / "vgg.safetensors").to(device)
     if device.type == "cuda":
-        distance = distance.bfloat16().to(memory_format=torch.channels_last)
+        distance = channels_last(distance.bfloat16())
     trainer = TokenizerTrainer(model, distance, budget, compiled)
     if (run / "tokenizer.pt").exists():
         trainer.load_state_dict(load(run / "tokenizer.pt", device))
