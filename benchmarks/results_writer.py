@@ -69,7 +69,7 @@ def check(result: Mapping[str, Any]) -> None:
 
 def judged(name: str, measured: Mapping[str, float]) -> list[dict[str, Any]]:
     """The targets of the file `name` that were measured, in their order in targets.yaml."""
-    known = targets()[name] if name in targets() else []
+    known = targets().get(name, [])
     strangers = set(measured) - {target["name"] for target in known}
     if strangers:
         raise ValueError(f"{name} has no target {sorted(strangers)}; see benchmarks/targets.yaml")
