@@ -182,3 +182,18 @@ def test_no_request_kills_the_engine(
     answer = http.post(PATH, json=body | sampling)
     assert answer.status_code in (200, 400), answer.text
     assert http.get("/health").status_code == 200
+
+
+def test_mini_draws_what_was_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "apple.png"
+    assert (
+        main(["generate", "a red apple on a blue background", "--seed", "1", "-o", str(file)]) == 0
+    )
+    with Image.open(file) as image:
+        red, green, blue = np.asarray(image).astype(int).transpose(2, 0, 1)
+    assert red.shape == (192, 192)
+    is_red, is_blue = red - np.maximum(green, blue) > 60, blue - red > 30
+    assert 0.04 < is_red.mean() < 0.6
+    assert is_blue.mean() > 0.3
+    assert is_blue[:12].mean() > 0.8, "the background reaches the edge"
+    assert is_red[48:144, 48:144].mean() > is_red[:24].mean(), "the apple is not at the edge"
