@@ -8,13 +8,17 @@ of the machine's mood meets all of them. The last thing printed is one JSON obje
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import uuid4
 
+import torch
+
+from benchmarks import results_writer
 from benchmarks.roofline import StepCost, measure
 from benchmarks.rounds import Measured, draw
 from commands.opening import engine_config
@@ -74,6 +78,7 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; returns the exit code. Raises Refusal for what cannot be measured."""
+    argv = sys.argv[1:] if argv is None else argv
     args = parser().parse_args(argv)
     choices = checked(args)
     config, model = opened(args)
@@ -83,11 +88,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{service.model.name} on {service.model.backend}; ceiling: {ceiling}", flush=True)
     measured = measured_in_turn(service, plans, args.warmup, args.rounds)
     setting = {name: getattr(args, name) for name in ("model", "dtype", "kv_format", "n")}
+    setting |= {"backend": service.model.backend, "threads": torch.get_num_threads()}
+    setting |= {"read_bytes_per_second": ceiling.bandwidth, "matmul_flops": ceiling.flops}
     rows = [
         setting | each.row(measured[0], cost_of(model, config, each), ceiling) for each in measured
     ]
     print("\n".join(map(line, rows)))
-    publish({"ceiling": asdict(ceiling), "rows": rows}, args.output_json)
+    publish(rows, shlex.join(["bishop", "bench", "throughput", *argv]), args.output_json)
     return 0
 
 
@@ -186,11 +193,13 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
-def publish(result: dict[str, Any], path: Path | None) -> None:
-    text = json.dumps(result, indent=2)
-    print(text)
+def publish(rows: list[dict[str, Any]], command: str, path: Path | None) -> None:
+    """Print the results object, and write it where `path` says."""
+    name = "throughput.json" if path is None else path.name
+    result = results_writer.results(name, rows, command=command)
+    print(json.dumps(result, indent=1))
     if path is not None:
-        path.write_text(text + "\n", encoding="utf-8")
+        results_writer.write(path, result)
 
 
 if __name__ == "__main__":

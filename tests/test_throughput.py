@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import results_writer
 from benchmarks.roofline import Ceiling, StepCost, linears, measure
 from benchmarks.throughput import choice_of
 from cli import main
@@ -33,6 +34,8 @@ def test_ceiling_then_dense_then_policies_then_json(
     assert "ceiling: memory read" in lines[0]
     assert [line.split()[0] for line in lines[1:]] == ["dense", "diagonal", "lines"]
     assert json.loads(file.read_text()) == result
+    results_writer.check(result)
+    assert result["command"].startswith("bishop bench throughput --model tiny")
     dense, diagonal, rows = result["rows"]
     assert (diagonal["sparsity"], diagonal["policy_options"]) == (0.9, {"sink": 2})
     assert rows["sparsity"] == 0.5
