@@ -25,6 +25,10 @@ class Ceiling:
     bandwidth: float
     flops: float
 
+    def or_better(self, other: "Ceiling") -> "Ceiling":
+        """The higher of two measurements: a busy moment lowers one, nothing raises it."""
+        return Ceiling(max(self.bandwidth, other.bandwidth), max(self.flops, other.flops))
+
     def __str__(self) -> str:
         return (
             f"memory read {self.bandwidth / 1e9:.1f} GB/s, matmul {self.flops / 1e9:.0f} GFLOP/s "

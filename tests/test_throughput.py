@@ -32,7 +32,8 @@ def test_ceiling_then_dense_then_policies_then_json(
     words = ["--policy", "diagonal:sink=2", "--policy", "lines:sparsity=0.5", "--n", "2"]
     lines, result = run(capsys, *words, "--output-json", str(file))
     assert "ceiling: memory read" in lines[0]
-    assert [line.split()[0] for line in lines[1:]] == ["dense", "diagonal", "lines"]
+    assert "ceiling, the better" in lines[1]
+    assert [line.split()[0] for line in lines[2:]] == ["dense", "diagonal", "lines"]
     assert json.loads(file.read_text()) == result
     results_writer.check(result)
     assert result["command"].startswith("bishop bench throughput --model tiny")
@@ -118,6 +119,10 @@ def test_the_slower_of_memory_and_arithmetic_bounds() -> None:
     assert cost.bound(Ceiling(bandwidth=100.0, flops=1e9)) == "memory"
     assert cost.tokens_per_second(Ceiling(bandwidth=1e9, flops=1000.0)) == 2 / 3
     assert cost.bound(Ceiling(bandwidth=1e9, flops=1000.0)) == "arithmetic"
+
+
+def test_the_better_ceiling_counts() -> None:
+    assert Ceiling(1.0, 4.0).or_better(Ceiling(2.0, 3.0)) == Ceiling(2.0, 4.0)
 
 
 def test_the_ceiling_is_measured() -> None:
