@@ -99,7 +99,7 @@ def check(path: str, dtype: torch.dtype = torch.float32) -> ModelCheck:
     config = cls.configure(values, folder)
     params = cls.parameters(config)
     problems, checkpoint = _problems(cls, folder, config, params)
-    grid, size = _default_grid(config), config.sizes[0]
+    grid, size = default_grid(config), config.sizes[0]
     c = config.decoder
     kv = 2 * 2 * c.layers * c.kv_heads * c.head_dim * (grid.tokens + config.prompt_tokens)
     weights = sum(p.bytes(dtype) for p in params)
@@ -151,7 +151,7 @@ def _problems(
     return found, checkpoint
 
 
-def _default_grid(config: FamilyConfig) -> Grid:
+def default_grid(config: FamilyConfig) -> Grid:
     width, height = config.sizes[0]
     rows = int(config.row_id is not None)
     return Grid(height // config.factor, width // config.factor, rows)

@@ -5,7 +5,9 @@ every temporal kernel only the last tap matters: the decoder is kept in two dime
 scaled and shifted by the code vectors (MoVQ: Zheng et al. 2022).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -13,7 +15,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.checkpoint import Param, Source
+from engine.checkpoint import Convert, Param, Source
 from engine.models.strips import conv_by_strips
 from engine.models.vqgan import (
     EPS,
@@ -176,14 +178,18 @@ class Level(nn.Module):
             self.upsample = nn.Module()
             self.upsample.conv = nn.Conv2d(outputs, outputs, 3, padding=1)
 
-    def forward(self, x: Tensor, codes: Tensor, strips: int) -> Tensor:
+    def steps(self, codes: Tensor, strips: int) -> Iterator[Convert]:
+        """What to apply in turn. The caller keeps no activation that a step has replaced."""
         for i, block in enumerate(self.block):
-            x = block(x, codes, strips)
+            yield partial(block, codes=codes, strips=strips)
             if len(self.attn):
-                x = x + self.attn[i](self.attn_norms[i](x, codes))
-        if not hasattr(self, "upsample"):
-            return x
-        return conv_by_strips(x, cast(nn.Conv2d, self.upsample.conv), strips, double)
+                yield partial(self._attend, index=i, codes=codes)
+        if hasattr(self, "upsample"):
+            conv = cast(nn.Conv2d, self.upsample.conv)
+            yield lambda x: conv_by_strips(x, conv, strips, double)
+
+    def _attend(self, x: Tensor, index: int, codes: Tensor) -> Tensor:
+        return cast(Tensor, x + self.attn[index](self.attn_norms[index](x, codes)))
 
 
 class _Inner(nn.Module):
@@ -216,7 +222,8 @@ class _Inner(nn.Module):
         latents, codes = both.chunk(2)
         x = self.middle_block(self.conv_in(latents), codes)
         for level in reversed(cast(nn.ModuleList, self.up_block.up)):
-            x = level(x, codes, strips)
+            for apply in cast(Level, level).steps(codes, strips):
+                x = apply(x)
         return norm_conv(x, self.norm_out, self.conv_out, codes, strips)
 
 

@@ -7,6 +7,9 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
+LIBRARY_BYTES = 16 << 20
+"""What the convolution library keeps for itself: compiled kernels and scratch."""
+
 
 class PixelDecoder(Protocol):
     """What `VQGANDecoder` and `Emu3VQDecoder` have in common."""
@@ -71,8 +74,9 @@ class Pixels:
     def needed(self, batch: int, strips: int, height: int, width: int) -> int:
         """Bytes that activations and the copies of weights made for convolutions take at most.
 
-        Three activations of the finest level live at a time, and parts of three more in strips.
+        Three activations of the finest level live at a time, and parts of three more in strips; a
+        fifth of one is for what is small.
         """
         weights = sum(p.numel() * p.itemsize for p in self.decoder.parameters())
         activation = self._call.activation_bytes(height, width)
-        return weights + batch * activation * (3 * strips + 3) // strips
+        return weights + LIBRARY_BYTES + int(batch * activation * (3.2 + 3 / strips))

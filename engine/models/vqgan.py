@@ -6,8 +6,9 @@ LlamaGen's VQ-8 and VQ-16, Janus and Chameleon use it and differ in their names,
 which they store levels, and in whether codes are normalised. Only the decoder half is kept.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -15,7 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.checkpoint import Param, Source
+from engine.checkpoint import Convert, Param, Source
 from engine.models.strips import conv_by_strips
 
 Layout = Literal["janus", "llamagen", "taming"]
@@ -87,14 +88,14 @@ class Level(nn.Module):
         if up:
             self.upsample = nn.Conv2d(outputs, outputs, 3, padding=1)
 
-    def forward(self, x: Tensor, strips: int) -> Tensor:
+    def steps(self, strips: int) -> Iterator[Convert]:
+        """What to apply in turn. The caller keeps no activation that a step has replaced."""
         for i, block in enumerate(self.block):
-            x = block(x, strips)
+            yield partial(block, strips=strips)
             if len(self.attn):
-                x = self.attn[i](x)
-        if not hasattr(self, "upsample"):
-            return x
-        return conv_by_strips(x, self.upsample, strips, double)
+                yield self.attn[i]
+        if hasattr(self, "upsample"):
+            yield lambda x: conv_by_strips(x, self.upsample, strips, double)
 
 
 class VQGANDecoder(nn.Module):
@@ -128,7 +129,8 @@ class VQGANDecoder(nn.Module):
         x = self.conv_in(self.post_quant_conv(codes.permute(0, 3, 1, 2)))
         x = self.mid[2](self.mid[1](self.mid[0](x, 1)), 1)
         for level in self.levels:
-            x = level(x, strips)
+            for step in cast(Level, level).steps(strips):
+                x = step(x)
         return norm_conv(x, self.norm_out, self.conv_out, strips)
 
     def activation_bytes(self, height: int, width: int) -> int:
