@@ -21,6 +21,12 @@ TORCH_LIBRARY(bishop, m) {
       "int prompt_capacity, int cache_anchors, Tensor slots, Tensor positions, Tensor prompts, "
       "Tensor rows, Tensor window, Tensor(a!) offsets, int read_anchors, int stride, "
       "float scale, int select_lo, int select_hi) -> Tensor");
+  m.def(
+      "index_select(Tensor q, Tensor(a!) arena, Tensor head_offsets, Tensor rings, "
+      "int prompt_capacity, int cache_anchors, Tensor index_offsets, Tensor slots, "
+      "Tensor positions, Tensor rows, Tensor window, Tensor(b!) offsets, Tensor mean, "
+      "Tensor basis, Tensor step, Tensor cos, Tensor sin, int row_pairs, int stride, int picks, "
+      "int candidates, int share, float scale) -> ()");
   m.def("linear(Tensor x, Tensor packed, Tensor? scale, int out_features) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("swiglu(Tensor gate_up) -> Tensor");
@@ -34,6 +40,7 @@ TORCH_LIBRARY_IMPL(bishop, CPU, m) {
   m.impl("append", &bishop::cpu::append);
   m.impl("decode", &bishop::cpu::decode);
   m.impl("decode_select", &bishop::cpu::decode_select);
+  m.impl("index_select", &bishop::cpu::index_select);
   m.impl("linear", &bishop::cpu::linear);
   m.impl("rms_norm", &bishop::cpu::rms_norm);
   m.impl("swiglu", &bishop::cpu::swiglu);

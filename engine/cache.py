@@ -39,7 +39,7 @@ class KVArena:
         tables = self._tables_of(layout)
         if layer not in tables:
             tables[layer] = LayerTable.of(layout, layer, self.device)
-        return LayerCache(self.entries(layout), tables[layer], self._bytes)
+        return LayerCache(self.entries(layout), tables[layer])
 
     def _tables_of(self, layout: CacheLayout) -> dict[int, LayerTable]:
         """Tables by layer, for as long as the layout lives (hashing one takes too long)."""

@@ -17,19 +17,10 @@ _STUDY = (
     'backend only: choose backend="reference" or another policy'
 )
 
-_NO_INDEX = (
-    "there is no native operator that picks keys by an index; "
-    'choose backend="reference" or another policy'
-)
-
 
 def why_not(policy: ReadPolicy, backend: Backend) -> str | None:
     """Why `policy` cannot run on `backend` and what to choose instead; None if it can."""
-    if backend == "reference":
-        return None
-    if policy.index_bytes:
-        return _NO_INDEX
-    if not policy.learns:
+    if backend == "reference" or not policy.learns:
         return None
     cpu = torch.device("cpu")
     plan = policy.plan(0, policy.new_state(1, cpu), cpu)
@@ -92,6 +83,7 @@ def decode(
 def _index_select(
     q: Tensor, cache: LayerCache, plan: ReadPlan, batch: Batch, pick: Pick, backend: Backend
 ) -> None:
-    if backend != "reference":
-        raise RuntimeError(_NO_INDEX)
-    index_reference.index_select(q, cache, plan, batch, pick)
+    if backend == "reference":
+        index_reference.index_select(q, cache, plan, batch, pick)
+    else:
+        ops.index_select(q, cache, plan, batch, pick)

@@ -42,10 +42,13 @@ class LayerCache:
     """One layer of the caches of a batch.
 
     arena: entries of every sequence, as the format lays them out ([entries, 2, head_dim] of its
-        dtype for plain formats).
-    memory: uint8, the same memory as bytes; needed where the policy has an index.
+        dtype for plain formats). Where the policy has an index, it lies in the same memory.
     """
 
     arena: Tensor
     table: LayerTable
-    memory: UInt8[Tensor, "bytes"] | None = None
+
+    @property
+    def memory(self) -> UInt8[Tensor, "bytes"]:
+        """The arena as bytes."""
+        return self.arena.view(torch.uint8).view(-1)

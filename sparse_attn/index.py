@@ -27,6 +27,8 @@ class IndexLayer:
     basis: [H, D, r], orthonormal directions.
     step: [H, r], width of a quantisation step along each.
     cos, sin: [N, D/2], rotary angles of the visual positions.
+    row_pairs: how many leading pairs of dimensions turn with the row alone; the others turn with
+        the column alone. So a query needs one projection per row and per column, not per key.
     """
 
     mean: Float[Tensor, "H D"]
@@ -34,6 +36,7 @@ class IndexLayer:
     step: Float[Tensor, "H r"]
     cos: Float[Tensor, "N D2"]
     sin: Float[Tensor, "N D2"]
+    row_pairs: int
 
     @property
     def dims(self) -> int:
@@ -44,13 +47,15 @@ class IndexLayer:
         """Bytes of index per key and head."""
         return self.dims * BITS // 8
 
-    def to(self, device: torch.device) -> "IndexLayer":
-        moved = (t.to(device) for t in (self.mean, self.basis, self.step, self.cos, self.sin))
-        return IndexLayer(*moved)
+    def to(self, target: torch.device | torch.dtype) -> "IndexLayer":
+        """The same on a device, or in another precision."""
+        return IndexLayer(
+            self.mean.to(target), self.basis.to(target), self.step.to(target),
+            self.cos.to(target), self.sin.to(target), self.row_pairs,
+        )  # fmt: skip
 
     def double(self) -> "IndexLayer":
-        moved = (t.double() for t in (self.mean, self.basis, self.step, self.cos, self.sin))
-        return IndexLayer(*moved)
+        return self.to(torch.float64)
 
     def encode(
         self, k: Float[Tensor, "*n H D"], positions: Int64[Tensor, "*n"]
@@ -75,7 +80,24 @@ class IndexLayer:
     def head(self, head: int) -> "IndexLayer":
         """The index of one head alone, with H = 1."""
         one = slice(head, head + 1)
-        return IndexLayer(self.mean[one], self.basis[one], self.step[one], self.cos, self.sin)
+        return IndexLayer(
+            self.mean[one], self.basis[one], self.step[one], self.cos, self.sin, self.row_pairs
+        )
+
+
+def row_pairs(cos: Float[Tensor, "N D2"], sin: Float[Tensor, "N D2"], stride: int) -> int:
+    """Leading pairs whose angle depends on the row alone, where all others depend on the column
+    alone. Raises ValueError if the positions do not separate like that."""
+    by_place = torch.stack([cos, sin]).unflatten(1, (-1, stride))
+    row_only = by_place.isclose(by_place[:, :, :1], atol=1e-5).all(0).flatten(0, 1).all(0)
+    column_only = by_place.isclose(by_place[:, :1], atol=1e-5).all(0).flatten(0, 1).all(0)
+    count = int(row_only.long().cumprod(0).sum())
+    if not column_only[count:].all():
+        raise ValueError(
+            "an index before rotary embedding needs 2-D positions, where each pair of dimensions "
+            "turns with the row alone or with the column alone; this model's do not"
+        )
+    return count
 
 
 @dataclass(frozen=True, slots=True, eq=False)

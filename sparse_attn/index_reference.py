@@ -18,18 +18,24 @@ def index_select(
     Writes the linear offsets of the picked keys into `plan.offsets`, best first. Scores are
     computed in float64.
     """
+    write_index(cache, plan, batch, pick.index)
     for b in range(len(batch.positions)):
-        for h in range(len(cache.table.rings)):
-            _write_index(cache, plan, batch, b, h, pick.index)
         for first in range(0, len(cache.table.rings), pick.share):
             _pick(q, cache, plan, batch, b, range(first, first + pick.share), pick)
+
+
+def write_index(cache: LayerCache, plan: ReadPlan, batch: Batch, index: IndexLayer) -> None:
+    """Index the key of each sequence's position, as it is stored."""
+    index = index.double()
+    for b in range(len(batch.positions)):
+        for h in range(len(cache.table.rings)):
+            _write_index(cache, plan, batch, b, h, index)
 
 
 def _index_bytes(
     cache: LayerCache, plan: ReadPlan, batch: Batch, b: int, h: int, keys: list[int], size: int
 ) -> Int64[Tensor, "n size"]:
     """Addresses of the index of keys of one head."""
-    assert cache.memory is not None, "the policy has an index: pass the memory of the arena"
     table = cache.table
     slot = int(batch.slots[b]) * table.format.entry_bytes(table.head_dim)
     places = [visual_entry(cache, h, j, int(batch.rows[b]), plan) - table.prompt for j in keys]
@@ -42,8 +48,7 @@ def _write_index(
 ) -> None:
     t = int(batch.positions[b])
     k, _ = _entries(cache, plan, batch, b, h, [t])
-    code = index.head(h).double().encode(k[:, None], torch.tensor([t]))[:, 0]
-    assert cache.memory is not None
+    code = index.head(h).encode(k[:, None], torch.tensor([t]))[:, 0]
     cache.memory[_index_bytes(cache, plan, batch, b, h, [t], index.key_bytes)] = code
 
 
@@ -61,7 +66,6 @@ def _pick(
 ) -> None:
     t, row = int(batch.positions[b]), int(batch.rows[b])
     assert plan.offsets is not None
-    assert cache.memory is not None
     keys = _pickable(cache, heads, t, int(plan.window[heads[0]]))
     group = q.shape[1] // len(cache.table.rings)
     queries = {h: q[b, h * group : (h + 1) * group].double() for h in heads}
@@ -73,7 +77,7 @@ def _pick(
                 k, _ = _entries(cache, plan, batch, b, h, keys)
             else:
                 where = _index_bytes(cache, plan, batch, b, h, keys, pick.index.key_bytes)
-                codes = cache.memory[where][:, None]  # type: ignore[index]
+                codes = cache.memory[where][:, None]
                 k = pick.index.head(h).double().decode(codes, torch.tensor(keys))[:, 0]
             rows.append(queries[h] @ k.T * pick.scale)
         return shared_scores(torch.cat(rows))

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
 from sparse_attn.cache import LayerCache
+from sparse_attn.index import Pick
 from sparse_attn.policy import Batch, ReadPlan
 
 try:
@@ -70,6 +71,26 @@ def decode(
             raise RuntimeError("this plan selects, but has no offsets to learn")
         out = torch.ops.bishop.decode_select(q, *_cache(cache), *where, *reads, *plan.select)
     return out
+
+
+def index_select(
+    q: Float[Tensor, "B Hq D"], cache: LayerCache, plan: ReadPlan, batch: Batch, pick: Pick
+) -> None:
+    """Index each sequence's own key, as it is stored, then write the offsets of the keys its query
+    picks into `plan.offsets`, best first.
+
+    Raises as `append` does; needs positions that separate into rows and columns (2-D rotary).
+    """
+    _require()
+    if plan.offsets is None:
+        raise RuntimeError("index_select needs a table for the picks")
+    table, index = cache.table, pick.index
+    torch.ops.bishop.index_select(
+        q, cache.arena, table.offsets, table.rings, table.prompt, table.anchors,
+        table.index_offsets, batch.slots, batch.positions, batch.rows, plan.window, plan.offsets,
+        index.mean, index.basis, index.step, index.cos, index.sin, index.row_pairs, plan.stride,
+        pick.picks, pick.candidates, pick.share, pick.scale,
+    )  # fmt: skip
 
 
 PANEL = 64
@@ -211,6 +232,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "append": _no_result,
     "decode": _like_first,
     "decode_select": _like_first,
+    "index_select": _no_result,
     "linear": _linear_result,
     "rms_norm": _like_first,
     "swiglu": _half_as_wide,

@@ -27,6 +27,14 @@ Tensor decode_select(const Tensor& q, const Tensor& arena, const Tensor& head_of
                      int64_t read_anchors, int64_t stride, double scale, int64_t select_lo,
                      int64_t select_hi);
 
+void index_select(const Tensor& q, Tensor arena, const Tensor& head_offsets,
+                  const Tensor& rings, int64_t prompt_capacity, int64_t cache_anchors,
+                  const Tensor& index_offsets, const Tensor& slots, const Tensor& positions,
+                  const Tensor& rows, const Tensor& window, Tensor offsets, const Tensor& mean,
+                  const Tensor& basis, const Tensor& step, const Tensor& cos, const Tensor& sin,
+                  int64_t row_pairs, int64_t stride, int64_t picks, int64_t candidates,
+                  int64_t share, double scale);
+
 Tensor linear(const Tensor& x, const Tensor& packed, const OptionalTensor& scale,
               int64_t out_features);
 

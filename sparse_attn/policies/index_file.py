@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparse_attn.calibrate.windows import shared_windows
 from sparse_attn.geometry import Grid
-from sparse_attn.index import IndexLayer
+from sparse_attn.index import IndexLayer, row_pairs
 from sparse_attn.policy import Heads
 
 _TENSORS = ("mean", "basis", "step", "cos", "sin", "lost", "lost_beside_first_row")
@@ -105,7 +105,8 @@ class IndexFile:
         """The index of one layer on its first `dims` directions."""
         basis = self.basis[layer, :, :, :dims].contiguous()
         step = self.step[layer, :, :dims].contiguous()
-        return IndexLayer(self.mean[layer], basis, step, self.cos, self.sin)
+        pairs = row_pairs(self.cos, self.sin, self.grid.stride)
+        return IndexLayer(self.mean[layer], basis, step, self.cos, self.sin, pairs)
 
     def windows(
         self, resident: int, share: int, smallest: int, first_row: bool

@@ -143,9 +143,10 @@ def inputs(policy: ReadPolicy, seed: int) -> tuple[torch.Tensor, torch.Tensor, t
 def drawn(policy: ReadPolicy, seed: int, masks: list[torch.Tensor] | None = None) -> torch.Tensor:
     """Layer 0 of a whole image on the reference backend, in a poisoned cache: [N, H, D]."""
     layout = CacheLayout.of(policy, PROMPT, DIM, FORMATS["fp32"])
-    memory = torch.full((layout.bytes,), 255, dtype=torch.uint8)
-    arena = layout.format.view(memory, DIM)
-    cache = LayerCache(arena, LayerTable.of(layout, 0, CPU), memory)
+    entries = -(-layout.bytes // layout.format.entry_bytes(DIM))
+    arena = layout.format.empty(entries, DIM, CPU)
+    arena.view(torch.uint8).fill_(255)
+    cache = LayerCache(arena, LayerTable.of(layout, 0, CPU))
     q, k, v = inputs(policy, seed)
     reference.append_prompt(k[:PROMPT], v[:PROMPT], cache, 0)
     state, out = policy.new_state(1, CPU), []
