@@ -15,17 +15,17 @@ from engine.models.options import LoadOptions
 from engine.models.presets import load_model
 from engine.policy_files import FOLDER, index_path, stencil_path
 from engine.teacher import Pictures, masked_attention, token_loss, whole_mask
-from sparse_attn.budget import anchor_count, read_budget
+from sparse_attn.budget import read_budget
 from sparse_attn.calibrate.index import principal_directions
 from sparse_attn.calibrate.statistics import (
     LayerStatistics,
     mass_by_offset,
     mass_outside_window,
 )
-from sparse_attn.calibrate.stencil import fit_stencil
+from sparse_attn.calibrate.stencil import fit_stencil, held_mass
 from sparse_attn.geometry import Grid
 from sparse_attn.policies.index_file import IndexFile
-from sparse_attn.policies.stencil_file import StencilFile
+from sparse_attn.policies.stencil_file import FittedStencil, StencilFile
 
 INDEX_DIMS = 16
 SPARSITIES = (0.8, 0.9, 0.95)
@@ -89,24 +89,27 @@ def stencil_file(
     model: VisualModel,
     grid: Grid,
     statistics: Sequence[LayerStatistics],
-    anchors: int | str = "first_row",
     rows: int | None = None,
     sparsities: Sequence[float] = SPARSITIES,
 ) -> StencilFile:
-    """Stencils beside the anchors; a sparsity that the anchors use up is left out."""
-    kept = anchor_count(grid, anchors)
-    mass = []
-    for s in statistics:
-        beside = s.mass.clone()
-        beside[..., :kept] = 0
-        mass.append(mass_by_offset(beside, grid))
-    stencils = {
-        s: fit_stencil(torch.stack(mass), read_budget(grid, s) - kept, rows)
-        for s in sparsities
-        if read_budget(grid, s) > kept
-    }
+    """Stencils with the first row as anchors or without, whichever holds more attention mass."""
+    mass = torch.stack([s.mass for s in statistics])
+    stencils = {s: _best_stencil(mass, grid, read_budget(grid, s), rows) for s in sparsities}
     shape = model.shape
-    return StencilFile(model.name, grid, shape.layers, shape.kv_heads, kept, stencils)
+    return StencilFile(model.name, grid, shape.layers, shape.kv_heads, stencils)
+
+
+def _best_stencil(mass: Tensor, grid: Grid, budget: int, rows: int | None) -> FittedStencil:
+    fits = []
+    for anchors in (0, grid.stride):
+        if budget > anchors:
+            beside = mass.clone()
+            beside[..., :anchors] = 0
+            by_offset = torch.stack([mass_by_offset(layer, grid) for layer in beside])
+            layers = fit_stencil(by_offset, budget - anchors, rows)
+            held = float(mass[..., :anchors].sum()) + held_mass(by_offset, layers)
+            fits.append((held, FittedStencil(anchors, layers)))
+    return max(fits, key=lambda fit: fit[0])[1]
 
 
 def main() -> None:
@@ -116,18 +119,16 @@ def main() -> None:
     parser.add_argument("--pictures", type=Path, required=True, help="finished pictures")
     parser.add_argument("-o", "--output", type=Path, default=FOLDER, help="folder for the files")
     parser.add_argument("--rows", type=int, help="row bound R of the stencils")
-    parser.add_argument("--anchors", default="first_row", help="of the stencils")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     model = load_model(args.model, LoadOptions(backend="reference"))
     model.name = args.name or model.name
-    anchors = args.anchors if args.anchors == "first_row" else int(args.anchors)
     statistics = observe(model, model.grid, Pictures.load(args.pictures))
     args.output.mkdir(parents=True, exist_ok=True)
     index = index_file(model, model.grid, statistics)
     index.save(args.output / index_path(model.name).name)
-    stencil = stencil_file(model, model.grid, statistics, anchors, args.rows)
+    stencil = stencil_file(model, model.grid, statistics, args.rows)
     stencil.save(args.output / stencil_path(model.name).name)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from sparse_attn.budget import anchor_count
 from sparse_attn.geometry import Grid
 from sparse_attn.policies.static import StaticPolicy
-from sparse_attn.policies.stencil_file import StencilError, StencilFile
+from sparse_attn.policies.stencil_file import FittedStencil, StencilError, StencilFile
 from sparse_attn.policy import UNUSED, Heads, ReadPlan
 
 DEFAULT_ROWS = 8
@@ -82,21 +82,19 @@ class Stencil(StaticPolicy):
         file: str | None = None,
         model: str | None = None,
     ) -> None:
-        calibrated = None
-        if file is not None:
-            calibrated = StencilFile.load(Path(file))
-            calibrated.check(model, grid, heads)
-            if anchors is not None and anchor_count(grid, anchors) != calibrated.anchors:
+        fitted = None if file is None else _fitted(Path(file), model, grid, heads, sparsity)
+        if fitted is not None:
+            if anchors is not None and anchor_count(grid, anchors) != fitted.anchors:
                 raise StencilError(
-                    f"{file} was made for {calibrated.anchors} anchors, not {anchors!r}: "
-                    "leave `anchors` out or calibrate again"
+                    f"{file} was made for {fitted.anchors} anchors at sparsity {sparsity:g}, not "
+                    f"{anchors!r}: leave `anchors` out or calibrate again"
                 )
-            anchors = calibrated.anchors
+            anchors = fitted.anchors
         super().__init__(grid, heads, sparsity, anchors or 0)
         if rows is not None and rows < 1:
             raise ValueError(f"stencil needs a row bound R of at least 1, got {rows}")
         budget = self.beside_anchors
-        if calibrated is None:
+        if fitted is None:
             everything = rows is None and budget == grid.tokens - self.anchors
             one = (
                 HeadStencil(budget, frozenset(), grid.stride)
@@ -105,7 +103,7 @@ class Stencil(StaticPolicy):
             )
             self.stencils: Sequence[Sequence[HeadStencil]] = [[one] * heads.kv_heads] * heads.layers
         else:
-            self.stencils = _from_file(calibrated, grid, sparsity, rows)
+            self.stencils = _heads_of(fitted, grid, rows)
             self._check_budget(file, budget)
 
     def _check_budget(self, file: str | None, budget: int) -> None:
@@ -145,12 +143,18 @@ def default_stencil(grid: Grid, budget: int, rows: int | None) -> HeadStencil:
     return HeadStencil(window, above, grid.stride)
 
 
-def _from_file(
-    file: StencilFile, grid: Grid, sparsity: float, rows: int | None
-) -> list[list[HeadStencil]]:
+def _fitted(
+    path: Path, model: str | None, grid: Grid, heads: Heads, sparsity: float
+) -> FittedStencil:
+    file = StencilFile.load(path)
+    file.check(model, grid, heads)
+    return file.of(sparsity)
+
+
+def _heads_of(fitted: FittedStencil, grid: Grid, rows: int | None) -> list[list[HeadStencil]]:
     heads = [
         [HeadStencil(0, frozenset(offsets), grid.stride) for offsets in layer]
-        for layer in file.of(sparsity)
+        for layer in fitted.layers
     ]
     deepest = max(s.rows for layer in heads for s in layer)
     if rows is not None and deepest > rows:

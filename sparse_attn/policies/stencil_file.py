@@ -31,15 +31,23 @@ class StencilError(ValueError):
 
 
 @dataclass(frozen=True)
+class FittedStencil:
+    """The stencil of one sparsity: leading keys that are read anyway, and offsets (dr, dc) of each
+    layer and head."""
+
+    anchors: int
+    layers: tuple[tuple[Offsets, ...], ...]
+
+
+@dataclass(frozen=True)
 class StencilFile:
-    """What the file says. stencils: sparsity -> layers -> heads -> offsets (dr, dc)."""
+    """What the file says, by sparsity."""
 
     model: str
     grid: Grid
     layers: int
     kv_heads: int
-    anchors: int
-    stencils: Mapping[float, tuple[tuple[Offsets, ...], ...]]
+    stencils: Mapping[float, FittedStencil]
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -66,16 +74,14 @@ class StencilFile:
         missing = [key for key in known if key not in values]
         if missing:
             raise StencilError(f"the key {missing[0]!r} is missing")
-        stencils = {
-            float(s): tuple(tuple(parse_offsets(head) for head in layer) for layer in layers)
-            for s, layers in values.pop("stencils").items()
-        }
+        stencils = {float(s): _fitted(fit) for s, fit in values.pop("stencils").items()}
         file = cls(grid=Grid(**values.pop("grid")), stencils=stencils, **values)
         file._check_shapes()
         return file
 
     def _check_shapes(self) -> None:
-        for sparsity, layers in self.stencils.items():
+        for sparsity, fitted in self.stencils.items():
+            layers = fitted.layers
             shape = (len(layers), {len(layer) for layer in layers})
             if shape != (self.layers, {self.kv_heads}):
                 raise StencilError(
@@ -106,7 +112,7 @@ class StencilFile:
                     "calibrate one for it"
                 )
 
-    def of(self, sparsity: float) -> tuple[tuple[Offsets, ...], ...]:
+    def of(self, sparsity: float) -> FittedStencil:
         """Raises StencilError if the file has no stencil of that sparsity."""
         for known, stencil in self.stencils.items():
             if abs(known - sparsity) < 1e-9:
@@ -118,11 +124,21 @@ class StencilFile:
         """Write the file; `load` gives the same back."""
         head = {"kind": "stencil"} | asdict(self)
         head["stencils"] = {
-            s: [[format_offsets(head) for head in layer] for layer in layers]
-            for s, layers in self.stencils.items()
+            s: {
+                "anchors": fitted.anchors,
+                "layers": [[format_offsets(h) for h in layer] for layer in fitted.layers],
+            }
+            for s, fitted in self.stencils.items()
         }
         text = yaml.safe_dump(head, sort_keys=False, width=10_000)
         path.write_text(text, encoding="utf-8")
+
+
+def _fitted(values: Any) -> FittedStencil:
+    if not isinstance(values, dict) or set(values) != {"anchors", "layers"}:
+        raise StencilError("a stencil needs `anchors` and `layers`, and nothing else")
+    layers = (tuple(parse_offsets(head) for head in layer) for layer in values["layers"])
+    return FittedStencil(int(values["anchors"]), tuple(layers))
 
 
 def parse_offsets(text: str) -> Offsets:

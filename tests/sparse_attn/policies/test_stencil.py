@@ -10,6 +10,7 @@ from sparse_attn import policies
 from sparse_attn.geometry import Grid
 from sparse_attn.policies.stencil import Stencil, default_stencil
 from sparse_attn.policies.stencil_file import (
+    FittedStencil,
     StencilError,
     StencilFile,
     format_offsets,
@@ -24,8 +25,8 @@ OFFSETS = ((0, 0), (0, 1), (1, -2), (1, -1), (1, 0), (3, 2))
 
 def file_of(**changes: object) -> StencilFile:
     layer = (OFFSETS, ((0, 0), (1, 0)))
-    values = {"model": "mini", "grid": GRID, "layers": 2, "kv_heads": 2, "anchors": 0}
-    return StencilFile(**values | {"stencils": {0.8: (layer, layer)}} | changes)  # type: ignore[arg-type]
+    values = {"model": "mini", "grid": GRID, "layers": 2, "kv_heads": 2}
+    return StencilFile(**values | {"stencils": {0.8: FittedStencil(0, (layer, layer))}} | changes)  # type: ignore[arg-type]
 
 
 def built(path: Path, **options: object) -> Stencil:
@@ -75,7 +76,7 @@ def test_the_default_uses_its_budget_and_keeps_its_bound(budget: int, rows: int 
         ({"grid": Grid(5, 6)}, "for grid 6x5.eol, the model in use has 5x6"),
         ({"sparsity": 0.9}, "has sparsities 0.8, not 0.9"),
         ({"rows": 2}, "3 rows back, more than the bound of 2"),
-        ({"anchors": 3}, "was made for 0 anchors, not 3"),
+        ({"anchors": 3}, "was made for 0 anchors at sparsity 0.8, not 3"),
         ({"file": "nowhere.yaml"}, "cannot read the stencil file nowhere.yaml"),
     ],
 )
@@ -91,8 +92,9 @@ def test_a_file_of_something_else_is_refused(
     ("old", "new", "message"),
     [
         ("kind: stencil", "kind: stencl", "not a stencil file"),
-        ("anchors:", "ancors:", "did you mean 'anchors'"),
-        ("anchors: 0", "", "'anchors' is missing"),
+        ("kv_heads:", "kv_head:", "did you mean 'kv_heads'"),
+        ("kv_heads: 2", "", "'kv_heads' is missing"),
+        ("anchors: 0", "anchor: 0", "needs `anchors` and `layers`"),
         ("3:2", "3:x", "cannot read the offsets"),
         ("3:2", "3:2,2", "lists an offset twice"),
         ("3:2", "9:2", "is not behind the query"),
