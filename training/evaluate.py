@@ -1,11 +1,8 @@
 """Numbers and pictures of the shipped weights: what quantising costs, what captions are worth."""
 
-import platform
 import random
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from torch import Tensor
 
 from engine.models.mini_text import MAX_WORDS, UNK
 from engine.models.mini_vq import FSQTokenizer
+from engine.teacher import Pictures
 from training.compose import Atlas, build_atlas, compose_batch, sprites_used
 from training.export import Mini
 from training.prompts import FIXED, NATURAL, UNKNOWN
@@ -29,6 +27,9 @@ from training.transformer import MiniTransformer, token_loss
 SEEDS: dict[Split, int] = {"train": 777, "pairs": 999, "styles": 998}
 """Validation scenes: the first from the training distribution, none of them seen in training."""
 
+PICTURES_SEED = 4242
+"""Scenes that policies are measured and calibrated on."""
+BLANK = "blank pictures"
 Row = dict[str, Any]
 
 
@@ -55,58 +56,61 @@ def hold(data: SpritePack, device: torch.device, scenes: int) -> list[Held]:
     return [_held(data, device, split, seed, scenes) for split, seed in SEEDS.items()]
 
 
-def measure(models: Models, held: list[Held]) -> list[Row]:
-    """PSNR, codes in use and likelihoods of one precision."""
-    device = held[0].images.device
+def measure(models: Models, held: list[Held], every_case: bool = True) -> list[Row]:
+    """PSNR, codes in use and likelihoods of one precision; only the first likelihood if told."""
     tokens, pixels = reconstruct(models.tokenizer, held[0].images)
-    quality = psnr(held[0].images, pixels)
+    quality, pictures = psnr(held[0].images, pixels), len(pixels)
+    l1 = (held[0].images - pixels).abs().mean()
+    error = float(quality.std() / pictures**0.5)
     rows = [
-        _row("psnr", models, quality.mean(), "dB"),
-        _row("psnr_se", models, quality.std() / len(quality) ** 0.5, "dB"),
-        _row("l1", models, (held[0].images - pixels).abs().mean(), ""),
-        _row("codes_used", models, torch.tensor(len(tokens.unique())), "of 4096"),
+        _row("PSNR", models, quality.mean(), "dB", pictures, error),
+        _row("mean absolute error", models, l1, "of 1", pictures),
+        _row("codes used", models, float(len(tokens.unique())), "of 4096", pictures),
     ]
-    for name, text, image in _likelihood_cases(models, held, device):
+    for name, text, image in _likelihood_cases(models, held if every_case else held[:1]):
         mean, error = likelihood(models.transformer, text, image)
-        rows += [_row(name, models, mean, "nats/token"), _row(f"{name}_se", models, error, "")]
+        rows.append(_row(name, models, mean, "nats/token", len(text), error))
+        if not every_case:
+            break
     return rows
 
 
 def _likelihood_cases(
-    models: Models, held: list[Held], device: torch.device
+    models: Models, held: list[Held]
 ) -> Iterator[tuple[str, Int64[Tensor, "n 32"], Int64[Tensor, "n 576"]]]:
-    coded = {h.split: _encode(models.tokenizer, h, device) for h in held}
+    coded = {h.split: _encode(models.tokenizer, h) for h in held}
     text, image = coded["train"]
-    yield "nll", text, image
-    yield "nll_without_caption", torch.zeros_like(text), image
-    yield "nll_wrong_caption", text.roll(1, 0), image
-    yield "nll_held_out_pairs", *coded["pairs"]
-    yield "nll_held_out_styles", *coded["styles"]
+    yield "NLL", text, image
+    yield "NLL without caption", torch.zeros_like(text), image
+    yield "NLL with the wrong caption", text.roll(1, 0), image
+    yield "NLL of held-out pairs", *coded["pairs"]
+    yield "NLL of held-out styles", *coded["styles"]
 
 
 @torch.no_grad()
 def likelihood(
     model: MiniTransformer, text: Int64[Tensor, "n 32"], image: Int64[Tensor, "n 576"]
-) -> tuple[Tensor, Tensor]:
+) -> tuple[float, float]:
     """Mean negative log-likelihood a token over pictures, and its standard error."""
     losses = []
     for t, i in zip(text.split(1), image.split(1), strict=True):
         with autocast(text.device):
             losses.append(token_loss(model(t, i), model.embed.image.weight, i))
     each = torch.stack(losses)
-    return each.mean(), each.std() / len(each) ** 0.5
+    return float(each.mean()), float(each.std() / len(each) ** 0.5)
 
 
-def draw_sheets(mini: Mini, data: SpritePack, held: list[Held], folder: Path) -> dict[str, Any]:
-    """Write every contact sheet; returns the captions and seeds that were drawn."""
-    device = held[0].images.device
+def draw_sheets(mini: Mini, data: SpritePack, held: list[Held], folder: Path) -> list[Row]:
+    """Write every contact sheet; returns what is on them, and how many pictures are blank."""
     _recon_sheet(mini, held[0], folder / "mini-reconstructions.jpg")
-    shown: dict[str, Any] = {"sampling": asdict(mini.sampling), "seed": 0}
-    for name, captions, columns in _sheets(data):
-        images = draw(mini, captions, mini.sampling, device)
+    rows, blank, drawn = list[Row](), 0, 0
+    for name, captions, columns in sheet_prompts(data):
+        images = draw(mini, captions, mini.sampling, held[0].images.device)
         save_sheet(contact_sheet(images, captions, columns), folder / f"mini-{name}.jpg")
-        shown[name] = captions
-    return shown
+        rows += [{"name": "picture", "sheet": name, "prompt": c} for c in captions]
+        blank, drawn = blank + count_blank(images), drawn + len(images)
+    sampling = {"name": "sampling of the sheets", **asdict(mini.sampling), "seed": 0}
+    return [sampling, *rows, {"name": BLANK, "value": blank, "unit": "pictures", "n": drawn}]
 
 
 def draw(
@@ -128,62 +132,25 @@ def sweep(mini: Mini, folder: Path, device: torch.device, cases: list[Sampling])
         save_sheet(contact_sheet(images, FIXED, 8, 1), folder / name)
 
 
-def blank_share(images: Float[Tensor, "n 3 h w"]) -> float:
-    """Share of pictures whose pixels hardly differ from the picture's smooth background."""
+def count_blank(images: Float[Tensor, "n 3 h w"]) -> int:
+    """Pictures whose pixels hardly differ from the picture's own smooth background."""
     rough = images - torch.nn.functional.avg_pool2d(images, 25, 1, 12, count_include_pad=False)
     busy = (rough.abs().amax(1) > 0.08).float().mean((1, 2))
-    return float((busy < 0.005).float().mean())
+    return int((busy < 0.005).sum())
 
 
-def blank_row(mini: Mini, data: SpritePack, device: torch.device, count: int) -> Row:
-    """Samples `count` unseen captions and counts blank pictures."""
-    scenes = draw_scenes(data, count, 555)
-    text = torch.from_numpy(to_arrays(scenes, mini.words).text).to(device).long()
-    rows, columns = mini.transformer.config.grid
-    tokens = [generate(mini.transformer, t, mini.sampling, i) for i, t in enumerate(text.split(64))]
-    with torch.no_grad():
-        parts = torch.cat(tokens).split(16)
-        images = torch.cat([mini.tokenizer.decode(part, rows, columns) for part in parts])
-    return {
-        "name": "blank_share",
-        "weights": "int8",
-        "value": blank_share(images),
-        "unit": "",
-        "n": count,
-    }
+def held_out_pictures(
+    mini: Mini, data: SpritePack, count: int, seed: int = PICTURES_SEED
+) -> Pictures:
+    """Unseen scenes as the engine reads them: word ids and begin-of-image, visual tokens."""
+    held = _held(data, torch.device("cpu"), "train", seed, count)
+    text, tokens = _encode(mini.tokenizer, held)
+    begin = torch.full((count, 1), mini.transformer.config.text_vocab)
+    return Pictures(torch.cat([text, begin], 1), tokens)
 
 
-def results(rows: list[Row], commit: str, shown: dict[str, Any]) -> dict[str, Any]:
-    """The results file: machine, versions, rows; targets are filled in from rows."""
-    measured = {(r["name"], r["weights"]): r["value"] for r in rows}
-    return {
-        "machine": machine(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "commit": commit,
-        "command": "python -m training.train " + " ".join(sys.argv[1:]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "rows": rows,
-        "sheets": shown,
-        "targets": [
-            {
-                "name": "mini_psnr",
-                "target": 31.0,
-                "measured": measured[("psnr", "int8")],
-                "unit": "dB",
-                "better": "higher",
-            }
-        ],
-    }
-
-
-def machine() -> dict[str, Any]:
-    found: dict[str, Any] = {"cpu": platform.processor() or platform.machine()}
-    if torch.cuda.is_available():
-        found |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
-    return found
-
-
-def _sheets(data: SpritePack) -> list[tuple[str, list[str], int]]:
+def sheet_prompts(data: SpritePack) -> list[tuple[str, list[str], int]]:
+    """Name, captions and columns of each contact sheet of samples."""
     return [
         ("fixed-prompts", list(FIXED), 8),
         ("held-out-pairs", _captions(data, "pairs", 32), 8),
@@ -232,11 +199,14 @@ def _held(data: SpritePack, device: torch.device, split: Split, seed: int, scene
 
 @torch.no_grad()
 def _encode(
-    tokenizer: FSQTokenizer, held: Held, device: torch.device
+    tokenizer: FSQTokenizer, held: Held
 ) -> tuple[Int64[Tensor, "n 32"], Int64[Tensor, "n 576"]]:
     tokens = torch.cat([tokenizer.encode(part) for part in held.images.split(32)])
-    return torch.from_numpy(held.batch.text).to(device).long(), tokens
+    return torch.from_numpy(held.batch.text).to(tokens.device).long(), tokens
 
 
-def _row(name: str, models: Models, value: Tensor, unit: str) -> Row:
-    return {"name": name, "weights": models.name, "value": round(float(value), 5), "unit": unit}
+def _row(
+    name: str, models: Models, value: Tensor | float, unit: str, n: int, error: float | None = None
+) -> Row:
+    row = {"name": name, "weights": models.name, "value": round(float(value), 5), "unit": unit}
+    return row | {"n": n} | ({} if error is None else {"standard_error": round(error, 5)})

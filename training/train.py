@@ -14,10 +14,11 @@ from typing import Annotated, Any, Self
 import torch
 import typer
 
+from benchmarks import results_writer
 from engine.models.mini_vq import FSQTokenizer, FSQTokenizerConfig
 from training import evaluate as evaluation
 from training import export as assets
-from training import perceptual, sprites
+from training import perceptual, report, sprites
 from training.compose import Atlas, build_atlas, compose_batch
 from training.fit import (
     BATCH,
@@ -42,7 +43,6 @@ RUN = CACHE / "run"
 ASSETS = Path("assets/mini")
 RESULTS = Path("benchmarks/results/quality-mini-training.json")
 IMAGES = Path("docs/images")
-SWEEP = [Sampling(g, 1.0, 0, p) for g, p in ((3.0, 0.9), (5.0, 0.9), (4.0, 0.8), (6.0, 0.8))]
 VALIDATION_SEED = 777
 
 
@@ -151,36 +151,65 @@ def evaluate(
     out: Annotated[Path, typer.Option(help="Results file to write.")] = RESULTS,
     images: Annotated[Path, typer.Option(help="Folder for the contact sheets.")] = IMAGES,
     scenes: Annotated[int, typer.Option(help="Validation scenes of each split.")] = 512,
-    commit: Annotated[str, typer.Option(help="Commit the weights were trained at.")] = "",
-    sweep: Annotated[bool, typer.Option(help="Also try other sampling settings.")] = False,
     tiny: Annotated[bool, typer.Option(help="The run was tiny.")] = False,
 ) -> None:
     """Measure the shipped INT8 weights and draw the contact sheets."""
     device, data = pick_device(), SpritePack.load(pack)
     mini = assets.read(weights, device)
     held = evaluation.hold(data, device, scenes)
-    shown = evaluation.draw_sheets(mini, data, held, images)
-    if sweep:
-        evaluation.sweep(mini, images, device, SWEEP)
     rows = evaluation.measure(evaluation.Models("int8", mini.tokenizer, mini.transformer), held)
     if run is not None:
         full = evaluation.Models("trained", *load_run(run, data, device, tiny))
-        rows += evaluation.measure(full, held) + run_rows(run, device)
-    rows.append(evaluation.blank_row(mini, data, device, scenes))
-    report = evaluation.results(rows, commit, shown)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(report, indent=1) + "\n")
-    typer.echo(json.dumps(report["rows"]))
+        rows += evaluation.measure(full, held, every_case=False) + run_rows(run, device)
+    rows += evaluation.draw_sheets(mini, data, held, images)
+    write_results(out, rows)
+
+
+@app.command()
+def judge(
+    out: Annotated[Path, typer.Option(help="Results file to complete.")] = RESULTS,
+    looked_at: Annotated[Path, typer.Option(help="What eyes saw.")] = report.LOOKED_AT,
+    card: Annotated[Path, typer.Option(help="Model card to write.")] = ASSETS / "README.md",
+) -> None:
+    """Put the verdicts into the results file and write the model card."""
+    result = json.loads(out.read_text(encoding="utf-8"))
+    rows = [row for row in result["rows"] if row["name"] != "verdicts"]
+    rows = report.judged_rows(rows, looked_at)
+    rows += report.summary(rows)
+    targets = results_writer.judged(out.name, report.measured_targets(rows))
+    results_writer.write(out, result | {"rows": rows, "targets": targets})
+    card.write_text(report.model_card(rows), encoding="utf-8")
+    typer.echo(json.dumps(targets, indent=1))
+
+
+@app.command()
+def pictures(
+    out: Annotated[Path, typer.Argument(help="Safetensors file to write.")],
+    pack: PackOption = CACHE,
+    weights: Annotated[Path, typer.Option(help="Folder with the shipped weights.")] = ASSETS,
+    count: Annotated[int, typer.Option(help="How many.")] = 96,
+    seed: Annotated[int, typer.Option(help="Seed of the scenes.")] = evaluation.PICTURES_SEED,
+) -> None:
+    """Write unseen scenes as tokens, for `benchmarks.quality` and calibration."""
+    mini = assets.read(weights, torch.device("cpu"))
+    evaluation.held_out_pictures(mini, SpritePack.load(pack), count, seed).save(out)
+
+
+def write_results(out: Path, rows: list[dict[str, Any]]) -> None:
+    """A results file with the targets that need no eyes."""
+    found = report.measured_targets(rows) if out.name == RESULTS.name else {}
+    command = "python -m training.train evaluate"
+    results_writer.write(out, results_writer.results(out.name, rows, found, command))
 
 
 def run_rows(run: Path, device: torch.device) -> list[dict[str, Any]]:
-    """How long both parts trained."""
+    """How long both parts trained, in seconds and steps."""
     rows = []
     for part in ("tokenizer", "transformer"):
         state = load(run / f"{part}.pt", device)
-        for key, unit in (("seconds", "s"), ("steps", "")):
-            name, value = f"{part}_{key}", round(float(state[key]), 1)
-            rows.append({"name": name, "weights": "trained", "value": value, "unit": unit})
+        for key in ("seconds", "steps"):
+            value = round(float(state[key]), 1)
+            rows.append({"name": f"{part} {key}", "weights": "trained", "value": value})
     return rows
 
 
