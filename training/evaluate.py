@@ -132,6 +132,14 @@ def sweep(mini: Mini, folder: Path, device: torch.device, cases: list[Sampling])
         save_sheet(contact_sheet(images, FIXED, 8, 1), folder / name)
 
 
+def data_rows(data: SpritePack, mini: Mini) -> list[Row]:
+    """How much there is to draw and to say."""
+    held = SceneSampler(data, random.Random(0)).held_styles
+    sizes = {"concepts": data.concepts, "sprites": data.sprites, "words": mini.words.words}
+    sizes |= {"held-out concept and style": held}
+    return [{"name": name, "value": len(items)} for name, items in sizes.items()]
+
+
 def count_blank(images: Float[Tensor, "n 3 h w"]) -> int:
     """Pictures whose pixels hardly differ from the picture's own smooth background."""
     rough = images - torch.nn.functional.avg_pool2d(images, 25, 1, 12, count_include_pad=False)

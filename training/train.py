@@ -162,6 +162,7 @@ def evaluate(
         full = evaluation.Models("trained", *load_run(run, data, device, tiny))
         rows += evaluation.measure(full, held, every_case=False) + run_rows(run, device)
     rows += evaluation.draw_sheets(mini, data, held, images)
+    rows += evaluation.data_rows(data, mini)
     write_results(out, rows)
 
 
