@@ -107,10 +107,11 @@ def draw_sheets(mini: Mini, data: SpritePack, held: list[Held], folder: Path) ->
     for name, captions, columns in sheet_prompts(data):
         images = draw(mini, captions, mini.sampling, held[0].images.device)
         save_sheet(contact_sheet(images, captions, columns), folder / f"mini-{name}.jpg")
-        rows += [{"name": "picture", "sheet": name, "prompt": c} for c in captions]
+        rows += [{"kind": "picture", "sheet": name, "prompt": c} for c in captions]
         blank, drawn = blank + count_blank(images), drawn + len(images)
-    sampling = {"name": "sampling of the sheets", **asdict(mini.sampling), "seed": 0}
-    return [sampling, *rows, {"name": BLANK, "value": blank, "unit": "pictures", "n": drawn}]
+    sampling = {"kind": "sampling", **asdict(mini.sampling), "seed": 0}
+    found = {"kind": "measure", "name": BLANK, "value": blank, "unit": "pictures", "n": drawn}
+    return [sampling, *rows, found]
 
 
 def draw(
@@ -132,12 +133,27 @@ def sweep(mini: Mini, folder: Path, device: torch.device, cases: list[Sampling])
         save_sheet(contact_sheet(images, FIXED, 8, 1), folder / name)
 
 
+def quantising_rows(rows: list[Row]) -> list[Row]:
+    """What INT8 costs, where both precisions were measured on the same scenes."""
+    values = {(r["name"], r.get("weights")): r["value"] for r in rows if "value" in r}
+    return [
+        {
+            "kind": "quantising",
+            "name": f"{name}: trained less INT8",
+            "value": round(values[name, "trained"] - values[name, "int8"], 5),
+            "unit": unit,
+        }
+        for name, unit in (("PSNR", "dB"), ("NLL", "nats/token"))
+        if (name, "trained") in values
+    ]
+
+
 def data_rows(data: SpritePack, mini: Mini) -> list[Row]:
     """How much there is to draw and to say."""
     held = SceneSampler(data, random.Random(0)).held_styles
     sizes = {"concepts": data.concepts, "sprites": data.sprites, "words": mini.words.words}
     sizes |= {"held-out concept and style": held}
-    return [{"name": name, "value": len(items)} for name, items in sizes.items()]
+    return [{"kind": "data", "name": n, "value": len(items)} for n, items in sizes.items()]
 
 
 def count_blank(images: Float[Tensor, "n 3 h w"]) -> int:
@@ -216,5 +232,6 @@ def _encode(
 def _row(
     name: str, models: Models, value: Tensor | float, unit: str, n: int, error: float | None = None
 ) -> Row:
-    row = {"name": name, "weights": models.name, "value": round(float(value), 5), "unit": unit}
+    row: Row = {"kind": "measure", "name": name, "weights": models.name}
+    row |= {"value": round(float(value), 5), "unit": unit}
     return row | {"n": n} | ({} if error is None else {"standard_error": round(error, 5)})

@@ -24,7 +24,7 @@ def judged_rows(rows: list[Row], looked_at: Path) -> list[Row]:
         ValueError: a picture was not judged, or a verdict is none of `VERDICTS`.
     """
     seen = {(v["sheet"], v["prompt"]): v for v in json.loads(looked_at.read_text())["pictures"]}
-    return [row | _verdict(row, seen) if row["name"] == "picture" else row for row in rows]
+    return [row | _verdict(row, seen) if row["kind"] == "picture" else row for row in rows]
 
 
 def _verdict(row: Row, seen: dict[tuple[str, str], Row]) -> Row:
@@ -36,8 +36,8 @@ def _verdict(row: Row, seen: dict[tuple[str, str], Row]) -> Row:
 
 def summary(rows: list[Row]) -> list[Row]:
     """How many pictures of each sheet are right, partly right and wrong."""
-    sheets = dict.fromkeys(row["sheet"] for row in rows if row["name"] == "picture")
-    return [{"name": "verdicts", "sheet": s, **_count(rows, s)} for s in sheets]
+    sheets = dict.fromkeys(row["sheet"] for row in rows if row["kind"] == "picture")
+    return [{"kind": "verdicts", "sheet": s, **_count(rows, s)} for s in sheets]
 
 
 def measured_targets(rows: list[Row]) -> dict[str, float]:
@@ -46,7 +46,7 @@ def measured_targets(rows: list[Row]) -> dict[str, float]:
         r["name"]: r["value"] for r in rows if r.get("weights", "int8") == "int8" and "value" in r
     }
     found = {"reconstruction PSNR": values["PSNR"], "blank pictures": values["blank pictures"]}
-    if all("verdict" in row for row in rows if row["name"] == "picture"):
+    if all("verdict" in row for row in rows if row["kind"] == "picture"):
         pairs = _count(rows, "held-out-pairs")
         found["fixed prompts right of 32"] = _count(rows, "fixed-prompts")["right"]
         found["held-out pairs right"] = round(pairs["right"] / sum(pairs.values()), 4)
@@ -59,7 +59,7 @@ def model_card(rows: list[Row]) -> str:
     figures |= {
         f"{row['sheet']} {verdict}": str(row[verdict])
         for row in rows
-        if row["name"] == "verdicts"
+        if row["kind"] == "verdicts"
         for verdict in VERDICTS
     }
     text = CARD.read_text(encoding="utf-8").replace("{{licences}}", licences())

@@ -162,7 +162,7 @@ def evaluate(
         full = evaluation.Models("trained", *load_run(run, data, device, tiny))
         rows += evaluation.measure(full, held, every_case=False) + run_rows(run, device)
     rows += evaluation.draw_sheets(mini, data, held, images)
-    rows += evaluation.data_rows(data, mini)
+    rows += evaluation.quantising_rows(rows) + evaluation.data_rows(data, mini)
     write_results(out, rows)
 
 
@@ -174,7 +174,7 @@ def judge(
 ) -> None:
     """Put the verdicts into the results file and write the model card."""
     result = json.loads(out.read_text(encoding="utf-8"))
-    rows = [row for row in result["rows"] if row["name"] != "verdicts"]
+    rows = [row for row in result["rows"] if row["kind"] != "verdicts"]
     rows = report.judged_rows(rows, looked_at)
     rows += report.summary(rows)
     targets = results_writer.judged(out.name, report.measured_targets(rows))
@@ -210,7 +210,8 @@ def run_rows(run: Path, device: torch.device) -> list[dict[str, Any]]:
         state = load(run / f"{part}.pt", device)
         for key in ("seconds", "steps"):
             value = round(float(state[key]), 1)
-            rows.append({"name": f"{part} {key}", "weights": "trained", "value": value})
+            row = {"kind": "training", "name": f"{part} {key}", "weights": "trained"}
+            rows.append(row | {"value": value})
     return rows
 
 

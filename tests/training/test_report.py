@@ -9,13 +9,13 @@ from training.sprites import SETS
 
 
 def picture(sheet: str, prompt: str) -> report.Row:
-    return {"name": "picture", "sheet": sheet, "prompt": prompt}
+    return {"kind": "picture", "sheet": sheet, "prompt": prompt}
 
 
 ROWS = [
-    {"name": "PSNR", "weights": "int8", "value": 31.5, "unit": "dB"},
-    {"name": "PSNR", "weights": "trained", "value": 31.6, "unit": "dB"},
-    {"name": "blank pictures", "value": 0, "unit": "pictures"},
+    {"kind": "measure", "name": "PSNR", "weights": "int8", "value": 31.5, "unit": "dB"},
+    {"kind": "measure", "name": "PSNR", "weights": "trained", "value": 31.6, "unit": "dB"},
+    {"kind": "measure", "name": "blank pictures", "value": 0, "unit": "pictures"},
     picture("fixed-prompts", "a cat"),
     picture("fixed-prompts", "a dog"),
     picture("held-out-pairs", "a cat and a dog"),
@@ -23,7 +23,7 @@ ROWS = [
 
 
 def judged(tmp_path: Path, *verdicts: str) -> list[report.Row]:
-    shown = [row for row in ROWS if row["name"] == "picture"]
+    shown = [row for row in ROWS if row["kind"] == "picture"]
     seen = [row | {"verdict": v, "remark": ""} for row, v in zip(shown, verdicts, strict=True)]
     path = tmp_path / "seen.json"
     path.write_text(json.dumps({"pictures": seen}))
