@@ -5,98 +5,101 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "simd.h"
 
 namespace bishop {
 
-inline constexpr int kTile = 32;        // keys between two looks at the running maximum
-inline constexpr int kPrefetch = 12;    // keys fetched ahead; a gather defeats the hardware's
+inline constexpr int kTile = 128;     // keys between two looks at the running maximum
+inline constexpr int kPrefetch = 16;  // keys fetched ahead, into the second level: twice as fast
+                                      // from memory as into the first, which has few fill buffers
 inline constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-// The keys and values of one head: entry e holds K at `data + 2 * e * dim` and V right behind.
+// The keys and values of one head. An entry is K then V, `dim` numbers each; INT8 entries end in
+// the scale of K and the scale of V (`sparse_attn.format.Int8Format`).
 template <typename T>
 struct KeyValues {
-  static constexpr bool scaled = false;
-  const T* data;
+  static constexpr bool scaled = std::is_same_v<T, int8_t>;
+  const char* data;
+  int64_t entry_bytes;
   int dim;
 
-  KeyValues from(int64_t entry) const { return {data + 2 * entry * dim, dim}; }
-  const T* key(int entry) const { return data + int64_t{2} * entry * dim; }
-  const T* value(int entry) const { return key(entry) + dim; }
-  void prefetch(int entry) const {
-    const char* p = reinterpret_cast<const char*>(key(entry));
-    const int bytes = 2 * dim * static_cast<int>(sizeof(T));
-    for (int at = 0; at < bytes; at += 64) __builtin_prefetch(p + at);
+  // `first`: the head's first entry in the arena.
+  static KeyValues of(const T* arena, int64_t first, int dim) {
+    const int64_t bytes = scaled ? int8_entry_bytes(dim) : 2 * dim * int64_t{sizeof(T)};
+    return {reinterpret_cast<const char*>(arena) + first * bytes, bytes, dim};
   }
-};
-
-// The same in 8 bits: an entry is [K | V | scale of K | scale of V | padding], see
-// `sparse_attn.format.Int8Format`.
-template <>
-struct KeyValues<int8_t> {
-  static constexpr bool scaled = true;
-  const int8_t* data;
-  int dim;
-
-  KeyValues from(int64_t entry) const { return {data + entry * int8_entry_bytes(dim), dim}; }
-  const int8_t* key(int entry) const { return data + entry * int8_entry_bytes(dim); }
-  const int8_t* value(int entry) const { return key(entry) + dim; }
-  float key_scale(int entry) const { return scale_at(key(entry) + 2 * dim); }
-  float value_scale(int entry) const { return scale_at(key(entry) + 2 * dim + 4); }
+  const T* key(int entry) const { return reinterpret_cast<const T*>(data + entry * entry_bytes); }
+  const T* value(int entry) const { return key(entry) + dim; }
+  float key_scale(int entry) const { return scale(entry, 0); }
+  float value_scale(int entry) const { return scale(entry, 1); }
   void prefetch(int entry) const {
-    const char* p = reinterpret_cast<const char*>(key(entry));
-    for (int at = 0; at < 2 * dim + 8; at += 64) __builtin_prefetch(p + at);
+    const char* p = data + entry * entry_bytes;
+    for (int at = 0; at < entry_bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
   }
 
  private:
-  static float scale_at(const int8_t* p) {
-    float scale;
-    std::memcpy(&scale, p, sizeof scale);
-    return scale;
+  float scale(int entry, int which) const {
+    float result;
+    std::memcpy(&result, key(entry) + 2 * dim + 4 * which, sizeof result);
+    return result;
   }
 };
 
-// Dot products of Q queries (rows of `q`, dim apart) with one key.
-template <int Q, typename T>
-inline void dot(const float* q, const T* key, int dim, float* scores, int stride) {
-  Vec acc[Q];
+// Products of Q queries (rows of `q`, dim apart) with one key, lane by lane. D is the head dim
+// where the code is compiled for it, else 0 (and so below).
+template <int Q, int D, typename T>
+inline void multiply(const float* q, const T* key, int any_dim, Vec (&acc)[Q]) {
+  const int dim = D ? D : any_dim;
   for (int i = 0; i < Q; ++i) acc[i] = set1(0.f);
   int d = 0;
   for (; d + Vec::width <= dim; d += Vec::width) {
     const Vec k = load(key + d);
     for (int i = 0; i < Q; ++i) acc[i] = fma(load(q + i * dim + d), k, acc[i]);
   }
-  if (d < dim) {
-    const Vec k = load(key + d, dim - d);
-    for (int i = 0; i < Q; ++i) acc[i] = fma(load(q + i * dim + d, dim - d), k, acc[i]);
-  }
-  for (int i = 0; i < Q; ++i) scores[i * stride] = sum(acc[i]);
+  const int left = dim - d;
+  if (!left) return;
+  const Vec k = load(key + d, left);
+  for (int i = 0; i < Q; ++i) acc[i] = fma(load(q + i * dim + d, left), k, acc[i]);
 }
 
-template <int Q, typename T>
+// Scores of up to Vec::width keys for each query, at scores[i * stride ..].
+template <int Q, int D, typename T>
+inline void score_block(const KeyValues<T>& kv, const int32_t* entries, int keys, const float* q,
+                        float* scores, int stride) {
+  Vec products[Q][Vec::width];
+  float factors[Vec::width];
+  for (int k = 0; k < Vec::width; ++k) {
+    const int entry = entries[k < keys ? k : 0];
+    Vec one[Q];
+    multiply<Q, D>(q, kv.key(entry), kv.dim, one);
+    for (int i = 0; i < Q; ++i) products[i][k] = one[i];
+    if constexpr (kv.scaled) factors[k] = kv.key_scale(entry);
+  }
+  for (int i = 0; i < Q; ++i) {
+    Vec s = sums(products[i]);
+    if constexpr (kv.scaled) s = s * load(factors);
+    store(scores + i * stride, s, keys);
+  }
+}
+
+// Scores of the tile [begin, end) of all `count` entries.
+template <int Q, int D, typename T>
 void score(const KeyValues<T>& kv, const int32_t* entries, int begin, int end, int count,
-           const float* q, float* scores, int stride) {
-  for (int i = begin; i < end; ++i) {
-    if (i + kPrefetch < count) kv.prefetch(entries[i + kPrefetch]);
-    dot<Q>(q, kv.key(entries[i]), kv.dim, scores + i, stride);
-    if constexpr (KeyValues<T>::scaled)
-      for (int g = 0; g < Q; ++g) scores[g * stride + i] *= kv.key_scale(entries[i]);
+           const float* q, float* scores) {
+  for (int at = begin; at < end; at += Vec::width) {
+    const int ahead = at + kPrefetch;
+    for (int i = ahead; i < std::min(ahead + Vec::width, count); ++i) kv.prefetch(entries[i]);
+    score_block<Q, D>(kv, entries + at, std::min(end - at, Vec::width), q, scores + at, count);
   }
-}
-
-// Weights of a tile times what its values' codes are to be multiplied with.
-template <typename T>
-inline void scale_weights(const KeyValues<T>& kv, const int32_t* entries, int keys, float* weights) {
-  if constexpr (KeyValues<T>::scaled)
-    for (int k = 0; k < keys; ++k) weights[k] *= kv.value_scale(entries[k]);
 }
 
 // out[Q][N vectors from d on] += sum over the tile of weights * V.
 template <int Q, int N, typename T>
-inline void accumulate(const KeyValues<T>& kv, const int32_t* entries, int keys, int d,
-                       const float* weights, int stride, float* out) {
+inline void mix_block(const KeyValues<T>& kv, const int32_t* entries, int keys, int d,
+                      const float (*weights)[kTile], float* out) {
   Vec acc[Q][N];
   for (int i = 0; i < Q; ++i)
     for (int n = 0; n < N; ++n) acc[i][n] = load(out + i * kv.dim + d + n * Vec::width);
@@ -104,35 +107,37 @@ inline void accumulate(const KeyValues<T>& kv, const int32_t* entries, int keys,
     const T* value = kv.value(entries[k]) + d;
     Vec v[N];
     for (int n = 0; n < N; ++n) v[n] = load(value + n * Vec::width);
-    for (int i = 0; i < Q; ++i) {
-      const Vec w = set1(weights[i * stride + k]);
-      for (int n = 0; n < N; ++n) acc[i][n] = fma(w, v[n], acc[i][n]);
-    }
+    for (int i = 0; i < Q; ++i)
+      for (int n = 0; n < N; ++n) acc[i][n] = fma(set1(weights[i][k]), v[n], acc[i][n]);
   }
   for (int i = 0; i < Q; ++i)
     for (int n = 0; n < N; ++n) store(out + i * kv.dim + d + n * Vec::width, acc[i][n]);
 }
 
-// The same for the last `left` < Vec::width components.
+// The same for the last `left` < Vec::width components of one query.
 template <typename T>
-inline void accumulate_tail(const KeyValues<T>& kv, const int32_t* entries, int keys, int d,
-                            int left, const float* weights, float* out) {
+inline void mix_tail(const KeyValues<T>& kv, const int32_t* entries, int keys, int d, int left,
+                     const float* weights, float* out) {
   Vec acc = load(out + d, left);
   for (int k = 0; k < keys; ++k)
     acc = fma(set1(weights[k]), load(kv.value(entries[k]) + d, left), acc);
   store(out + d, acc, left);
 }
 
-template <int Q, typename T>
-void mix(const KeyValues<T>& kv, const int32_t* entries, int keys, const float* weights,
-         int stride, float* out) {
+template <int Q, int D, typename T>
+void mix(const KeyValues<T>& kv, const int32_t* entries, int keys, float (*weights)[kTile],
+         float* out) {
+  if constexpr (kv.scaled)
+    for (int k = 0; k < keys; ++k)
+      for (int i = 0; i < Q; ++i) weights[i][k] *= kv.value_scale(entries[k]);
+  const int dim = D ? D : kv.dim;
   int d = 0;
-  for (; d + 4 * Vec::width <= kv.dim; d += 4 * Vec::width)
-    accumulate<Q, 4>(kv, entries, keys, d, weights, stride, out);
-  for (; d + Vec::width <= kv.dim; d += Vec::width)
-    accumulate<Q, 1>(kv, entries, keys, d, weights, stride, out);
-  for (int i = 0; i < Q && d < kv.dim; ++i)
-    accumulate_tail(kv, entries, keys, d, kv.dim - d, weights + i * stride, out + i * kv.dim);
+  for (; d + 4 * Vec::width <= dim; d += 4 * Vec::width)
+    mix_block<Q, 4>(kv, entries, keys, d, weights, out);
+  for (; d + Vec::width <= dim; d += Vec::width)
+    mix_block<Q, 1>(kv, entries, keys, d, weights, out);
+  for (int i = 0; i < Q && d < dim; ++i)
+    mix_tail(kv, entries, keys, d, dim - d, weights[i], out + i * dim);
 }
 
 inline float highest(const float* x, int n) {
@@ -187,7 +192,7 @@ struct Running {
 };
 
 // Q queries over all entries. `scores` [Q][count] keeps the raw scores for the arg-min.
-template <int Q, typename T>
+template <int Q, int D, typename T>
 void attend(const KeyValues<T>& kv, const std::vector<int32_t>& entries, const float* q,
             float* scores, Running* running, float* out) {
   const int count = static_cast<int>(entries.size());
@@ -196,28 +201,37 @@ void attend(const KeyValues<T>& kv, const std::vector<int32_t>& entries, const f
   for (int i = 0; i < std::min(kPrefetch, count); ++i) kv.prefetch(entries[i]);
   for (int begin = 0; begin < count; begin += kTile) {
     const int end = std::min(begin + kTile, count);
-    score<Q>(kv, entries.data(), begin, end, count, q, scores, count);
-    for (int i = 0; i < Q; ++i) {
+    score<Q, D>(kv, entries.data(), begin, end, count, q, scores);
+    for (int i = 0; i < Q; ++i)
       running[i].absorb(scores + i * count + begin, end - begin, weights[i], out + i * kv.dim,
                         kv.dim);
-      scale_weights(kv, entries.data() + begin, end - begin, weights[i]);
-    }
-    mix<Q>(kv, entries.data() + begin, end - begin, weights[0], kTile, out);
+    mix<Q, D>(kv, entries.data() + begin, end - begin, weights, out);
   }
   for (int i = 0; i < Q && count > 0; ++i) scale(out + i * kv.dim, kv.dim, 1.f / running[i].sum);
 }
 
 // Any number of queries, four at a time where possible.
-template <typename T>
-void attend(const KeyValues<T>& kv, const std::vector<int32_t>& entries, int queries,
-            const float* q, float* scores, Running* running, float* out) {
+template <int D, typename T>
+void attend_group(const KeyValues<T>& kv, const std::vector<int32_t>& entries, int queries,
+                  const float* q, float* scores, Running* running, float* out) {
   const int64_t count = static_cast<int64_t>(entries.size());
   for (int i = 0; i < queries;) {
     const int step = queries - i >= 4 ? 4 : queries - i >= 2 ? 2 : 1;
-    const auto run = step == 4 ? attend<4, T> : step == 2 ? attend<2, T> : attend<1, T>;
+    const auto run = step == 4 ? attend<4, D, T> : step == 2 ? attend<2, D, T> : attend<1, D, T>;
     run(kv, entries, q + i * kv.dim, scores + i * count, running + i, out + i * kv.dim);
     i += step;
   }
+}
+
+// Heads of 64, 100 and 128 are compiled for; any other size runs the same arithmetic in loops.
+template <typename T>
+void attend(const KeyValues<T>& kv, const std::vector<int32_t>& entries, int queries,
+            const float* q, float* scores, Running* running, float* out) {
+  const auto run = kv.dim == 64    ? attend_group<64, T>
+                   : kv.dim == 100 ? attend_group<100, T>
+                   : kv.dim == 128 ? attend_group<128, T>
+                                   : attend_group<0, T>;
+  run(kv, entries, queries, q, scores, running, out);
 }
 
 }  // namespace bishop

@@ -2,6 +2,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include <numeric>
+
 #include "attend.h"
 #include "ops.h"
 #include "parallel.h"
@@ -45,20 +47,44 @@ struct Scratch {
   std::vector<Running> running;
 };
 
-// Lists what the query reads: prompt, anchors, window, offsets.
-void list_reads(const HeadRegion& region, const HeadReads& reads, int prompt, Scratch& s) {
-  s.entries.clear();
-  s.places.clear();
+// Appends `n` entries that lie side by side, from `first` on, running on at the start of the ring
+// where its end is reached.
+int32_t* list_run(const HeadRegion& region, int first, int n, int32_t* out) {
+  while (n > 0) {
+    const int run = std::min(n, region.entries() - first);
+    std::iota(out, out + run, first);
+    out += run;
+    n -= run;
+    first = region.ring_start();
+  }
+  return out;
+}
+
+// Appends the entries behind the offset table, and the places they come from.
+int32_t* list_offsets(const HeadRegion& region, const HeadReads& reads, int32_t* out,
+                      std::vector<int32_t>& places) {
   const int own = region.ring_place(reads.position);
-  for (int i = 0; i < prompt; ++i) s.entries.push_back(i);
-  for (int key = 0; key < reads.anchor_keys(); ++key) s.entries.push_back(region.visual(key));
-  for (int back = reads.window_keys() - 1; back >= 0; --back)
-    s.entries.push_back(region.visual_back(reads.position, own, back));
+  places.resize(reads.count);
+  int n = 0;
   for (int i = 0; i < reads.count; ++i) {
     if (!reads.reads(reads.offsets[i])) continue;
-    s.entries.push_back(region.visual_back(reads.position, own, reads.offsets[i].linear));
-    s.places.push_back(i);
+    out[n] = region.visual_back(reads.position, own, reads.offsets[i].linear);
+    places[n++] = i;
   }
+  places.resize(n);
+  return out + n;
+}
+
+// Lists what the query reads: prompt, anchors, window, offsets.
+void list_reads(const HeadRegion& region, const HeadReads& reads, int prompt, Scratch& s) {
+  const int anchors = reads.anchor_keys(), window = reads.window_keys();
+  s.entries.resize(prompt + anchors + window + reads.count);
+  int32_t* at = s.entries.data();
+  std::iota(at, at + prompt, 0);
+  at = list_run(region, region.prompt, anchors, at + prompt);
+  if (window) at = list_run(region, region.visual(reads.window_first()), window, at);
+  at = list_offsets(region, reads, at, s.places);
+  s.entries.resize(at - s.entries.data());
 }
 
 // Attention weights of the keys behind the offset table, summed over the query group.
@@ -109,7 +135,7 @@ void decode_head(const Decode& d, const T* arena, int64_t b, int64_t h) {
   list_reads(region_of(d.cache, h), d.reads(b, h), d.prompts[b], s);
   start(d, b, h, s);
   const int64_t first = d.slots[b] + d.cache.head_offsets.const_data_ptr<int64_t>()[h];
-  const auto kv = KeyValues<T>{arena, static_cast<int>(d.dim)}.from(first);
+  const auto kv = KeyValues<T>::of(arena, first, static_cast<int>(d.dim));
   float* out = d.out + (b * d.heads + h) * d.group * d.dim;
   attend(kv, s.entries, static_cast<int>(d.group), s.q.data(), s.scores.data(), s.running.data(),
          out);

@@ -51,8 +51,7 @@ inline Vec load(const fp16* p, int n) {
   return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(lanes(n), p))};
 }
 inline Vec load(const int8_t* p, int n) {
-  const __m128i raw = _mm_maskz_loadu_epi8(lanes(n), p);
-  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(raw))};
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(lanes(n), p)))};
 }
 inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
 inline void store(float* p, Vec a, int n) { _mm512_mask_storeu_ps(p, lanes(n), a.v); }
@@ -73,6 +72,23 @@ inline Vec power2(Vec a) {
 }
 inline float sum(Vec a) { return _mm512_reduce_add_ps(a.v); }
 inline float highest(Vec a) { return _mm512_reduce_max_ps(a.v); }
+
+// Lane i of the result is the sum of a[i]: a transposition that adds at every level.
+inline Vec sums(const Vec (&a)[16]) {
+  __m512 four[4];  // 128-bit lane j of four[i]: partial sums of a[4 i .. 4 i + 3]
+  for (int i = 0; i < 4; ++i) {
+    const __m512 w = a[4 * i].v, x = a[4 * i + 1].v, y = a[4 * i + 2].v, z = a[4 * i + 3].v;
+    const __m512 wx = _mm512_add_ps(_mm512_unpacklo_ps(w, x), _mm512_unpackhi_ps(w, x));
+    const __m512 yz = _mm512_add_ps(_mm512_unpacklo_ps(y, z), _mm512_unpackhi_ps(y, z));
+    four[i] = _mm512_add_ps(_mm512_shuffle_ps(wx, yz, 0x44), _mm512_shuffle_ps(wx, yz, 0xee));
+  }
+  const __m512 low = _mm512_add_ps(_mm512_shuffle_f32x4(four[0], four[1], 0x44),
+                                   _mm512_shuffle_f32x4(four[0], four[1], 0xee));
+  const __m512 high = _mm512_add_ps(_mm512_shuffle_f32x4(four[2], four[3], 0x44),
+                                    _mm512_shuffle_f32x4(four[2], four[3], 0xee));
+  return {_mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88),
+                        _mm512_shuffle_f32x4(low, high, 0xdd))};
+}
 
 #elif BISHOP_AVX2
 
@@ -141,6 +157,15 @@ inline float highest(Vec a) {
   return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
 
+// Lane i of the result is the sum of a[i].
+inline Vec sums(const Vec (&a)[8]) {
+  const __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(a[0].v, a[1].v), _mm256_hadd_ps(a[2].v, a[3].v));
+  const __m256 high =
+      _mm256_hadd_ps(_mm256_hadd_ps(a[4].v, a[5].v), _mm256_hadd_ps(a[6].v, a[7].v));
+  return {_mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20),
+                        _mm256_permute2f128_ps(low, high, 0x31))};
+}
+
 #else
 
 inline constexpr const char* kIsa = "portable";
@@ -190,6 +215,13 @@ inline float highest(Vec a) {
   float m = a.v[0];
   for (int i = 1; i < Vec::width; ++i) m = m < a.v[i] ? a.v[i] : m;
   return m;
+}
+
+// Lane i of the result is the sum of a[i].
+inline Vec sums(const Vec (&a)[8]) {
+  Vec r;
+  for (int i = 0; i < Vec::width; ++i) r.v[i] = sum(a[i]);
+  return r;
 }
 
 #endif
