@@ -33,6 +33,9 @@ SHAPES = {
     "bf16": Shape(format="bf16", dim=64),
     "bf16, odd dim": Shape(format="bf16", dim=36),
     "fp16": Shape(format="fp16", dim=100),
+    "int8": Shape(format="int8", dim=64, group=5),
+    "int8, odd dim": Shape(format="int8", dim=20, anchors=3),
+    "several tiles": Shape(grid=Grid(16, 16), places=150, prompt=50, batch=2, dim=64),
     "int8": Shape(format="int8", dim=64, anchors=2),
     "int8, odd dim": Shape(format="int8", dim=20, group=7, kv_heads=2),
     "int8, head dim 100": Shape(format="int8", dim=100, group=1),
@@ -65,7 +68,7 @@ def test_a_broken_key_shows() -> None:
     assert decode(s).isnan().all()
 
 
-@pytest.mark.parametrize("name", ["plain", "anchors", "bf16", "head dim 100", "group of 7"])
+@pytest.mark.parametrize("name", ["plain", "anchors", "bf16", "int8", "head dim 100", "group of 7"])
 def test_a_sequence_does_not_depend_on_its_batch(name: str, threads: int) -> None:
     s = scene(replace(SHAPES[name], batch=16), threads)
     alone = torch.cat([decode(s.only([i])) for i in range(16)])
@@ -93,7 +96,7 @@ def fresh(shape: Shape, seed: int) -> tuple[Scene, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", ["plain", "anchors", "bf16", "fp16", "no prompt"])
+@pytest.mark.parametrize("name", ["plain", "anchors", "bf16", "fp16", "int8", "no prompt"])
 def test_append_is_the_reference(name: str, seed: int) -> None:
     s, k, v = fresh(SHAPES[name], seed)
     expected = LayerCache(s.cache.arena.clone(), s.cache.table)
