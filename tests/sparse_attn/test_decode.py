@@ -33,8 +33,6 @@ SHAPES = {
     "bf16": Shape(format="bf16", dim=64),
     "bf16, odd dim": Shape(format="bf16", dim=36),
     "fp16": Shape(format="fp16", dim=100),
-    "int8": Shape(format="int8", dim=64, group=5),
-    "int8, odd dim": Shape(format="int8", dim=20, anchors=3),
     "several tiles": Shape(grid=Grid(16, 16), places=150, prompt=50, batch=2, dim=64),
     "int8": Shape(format="int8", dim=64, anchors=2),
     "int8, odd dim": Shape(format="int8", dim=20, group=7, kv_heads=2),
