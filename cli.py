@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import typer
 
 from commands import listing
+from commands.batch import batch
 from commands.bench import bench
 from commands.generate import generate
 from commands.refusal import INTERRUPTED, USAGE, Refusal
@@ -21,6 +22,7 @@ app.command()(generate)
 app.command()(serve)
 app.command()(listing.models)
 app.command()(listing.policies)
+app.add_typer(batch, name="batch")
 app.add_typer(bench, name="bench")
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -36,6 +37,18 @@ BackendFlag = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; all cores if not given.")]
 CacheMib = Annotated[int | None, typer.Option(min=1, help="KV cache in MiB.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Folder of batch jobs; $BISHOP_DATA or ~/.local/state/bishop if not given."),
+]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(help="Job database: sqlite:///PATH or postgresql://...; in --data if not given."),
+]
+StorageUrl = Annotated[
+    str | None,
+    typer.Option(help="Job files: a folder or s3://BUCKET/PREFIX; in --data if not given."),
+]
 MaxImages = Annotated[int, typer.Option(min=1, help="Images drawn at the same time, at most.")]
 Dtype = Annotated[str, typer.Option(help="Of weights and activations: fp32, bf16, fp16.")]
 KVFormat = Annotated[str, typer.Option(help="Of stored keys and values: fp32, bf16, fp16, int8.")]

@@ -1,6 +1,8 @@
 """`bishop serve`: its flags, and the server they describe."""
 
-from typing import TYPE_CHECKING, Annotated
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -10,6 +12,9 @@ from scheduler.request import ImageRequest, PolicyChoice, RequestError
 
 if TYPE_CHECKING:
     from engine.service_api import ImageService
+    from serving.config import ServerConfig
+
+LogFormat = Literal["text", "json"]
 
 
 def serve(
@@ -33,10 +38,34 @@ def serve(
     stop_seconds: Annotated[
         int, typer.Option(min=0, help="How long requests may go on after SIGTERM.")
     ] = 30,
+    request_seconds: Annotated[
+        float, typer.Option(help="How long one request may wait and draw.")
+    ] = 600.0,
+    queue_images: Annotated[
+        int, typer.Option(min=1, help="Pictures that may wait or be drawn; more are a 429.")
+    ] = 256,
+    api_keys: Annotated[
+        Path | None, typer.Option(help="YAML file of API keys; see docs/operations.md.")
+    ] = None,
+    log_format: Annotated[LogFormat, typer.Option(help="text or json.")] = "text",
+    data: flags.Data = None,
+    database: flags.DatabaseUrl = None,
+    storage: flags.StorageUrl = None,
+    no_jobs: Annotated[
+        bool, typer.Option("--no-jobs", help="Neither /v1/files nor /v1/batches.")
+    ] = False,
+    batch_lines: Annotated[
+        int, typer.Option(min=1, help="Lines of batches in the engine at once.")
+    ] = 16,
+    lease_seconds: Annotated[
+        float, typer.Option(help="Silence after which other servers take over batch work.")
+    ] = 15.0,
 ) -> int:
     """Serve OpenAI's Images API. Policy flags are the defaults of requests that name none."""
+    from commands.jobs import jobs_config
     from commands.opening import open_service
     from serving.config import ServerConfig
+    from serving.keys import load
     from serving.run import ListenError, listen, run
 
     engine = flags.EngineFlags(
@@ -58,15 +87,35 @@ def serve(
             body_limit=body_limit,
             stuck_seconds=stuck_seconds,
             stop_seconds=stop_seconds,
+            request_seconds=request_seconds,
+            queue_images=queue_images,
+            keys=load(api_keys, os.environ),
+            log_format=log_format,
+            jobs=None if no_jobs else jobs_config(data, database, storage, lease_seconds),
+            batch_lines=batch_lines,
         )
         claimed = listen(config)
     except (ValueError, ListenError) as error:
         raise Refusal(str(error)) from None
     with claimed:
+        _check_jobs(config)
         service = open_service(engine, default)
         _check(service, default)
         run(service, config, claimed)
     return 0
+
+
+def _check_jobs(config: "ServerConfig") -> None:
+    """A job store that cannot be opened is refused before anything slow is done."""
+    from scheduler.jobs.errors import StoreUnavailable
+    from scheduler.jobs.store import JobStore
+
+    if config.jobs is None:
+        return
+    try:
+        JobStore(config.jobs).close()
+    except (ValueError, StoreUnavailable) as error:
+        raise Refusal(f"batch jobs (--data, --database, --storage, --no-jobs): {error}") from None
 
 
 def _check(service: "ImageService", policy: PolicyChoice) -> None:

@@ -1,29 +1,72 @@
 """The application: routes, error shapes and request scope over one `ImageService`."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI
 
 from engine.service_api import ImageService
-from serving import errors, images, info
+from scheduler.jobs.store import JobStore
+from serving import batches, errors, files, images, info
 from serving.config import ServerConfig
+from serving.desk import Desk
+from serving.guard import Guard
+from serving.keys import KeyRing
+from serving.limits import Queue
 from serving.metrics import Metrics
+from serving.pump import Pump
 from serving.scope import RequestScope
 from serving.state import ServerState
 from serving.store import FileStore
 
 
 def create_app(service: ImageService, config: ServerConfig | None = None) -> FastAPI:
-    """The ASGI application. The caller starts the service before and stops it after."""
+    """The ASGI application. The caller starts the service before and stops it after.
+
+    Raises ValueError or StoreUnavailable if the job store cannot be opened."""
     config = config or ServerConfig()
-    app = FastAPI(title="Bishop", version=_version(), docs_url=None, redoc_url=None)
-    files = FileStore(config.file_seconds, config.file_bytes)
-    app.state.bishop = ServerState(service, config, Metrics(service), files)
-    app.include_router(images.router)
-    app.include_router(info.router)
+    state = _state(service, config)
+    app = FastAPI(
+        title="Bishop", version=_version(), docs_url=None, redoc_url=None, lifespan=_lifespan
+    )
+    app.state.bishop = state
+    for room in (images, info, files, batches) if config.jobs else (images, info):
+        app.include_router(room.router)
     errors.install(app)
+    app.add_middleware(Guard, state=state)
     app.add_middleware(RequestScope)
     return app
+
+
+def _state(service: ImageService, config: ServerConfig) -> ServerState:
+    metrics = Metrics(service)
+    return ServerState(
+        service,
+        config,
+        metrics,
+        FileStore(config.file_seconds, config.file_bytes),
+        KeyRing(config.keys),
+        Queue(config.queue_images, metrics.rejected.labels("queue_full").inc),
+        Desk(JobStore(config.jobs)) if config.jobs else None,
+    )
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Batch work runs while the server does."""
+    state: ServerState = app.state.bishop
+    if state.desk is None:
+        yield
+        return
+    pump = Pump(state, state.desk)
+    state.pump.append(pump)
+    await pump.start()
+    yield
+    state.pump.clear()
+    await pump.stop()
+    await asyncio.to_thread(state.desk.close)
 
 
 def _version() -> str:

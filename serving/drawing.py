@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -9,10 +10,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from engine.events import Failed, Finished
-from engine.service_api import ImageService
+from engine.service_api import EventStream, ImageService
 from scheduler.request import ImageRequest
-from serving.errors import ApiError, engine_stopped, server_stopping
-from serving.metrics import Metrics
+from serving.errors import ApiError, engine_stopped, server_stopping, too_slow
+from serving.limits import Queue
+from serving.metrics import BatchMetrics, Metrics
 
 T = TypeVar("T")
 
@@ -21,17 +23,34 @@ class Drawing:
     """Submits `request` and follows it; leaving the context aborts what still runs.
 
     events: what the engine tells, as counted by `metrics`.
-    Raises at once RequestError if the model cannot serve the request, ApiError (503) if the
-    engine has stopped.
+    queue: where the pictures take their places, until the context is left.
+    Raises at once RequestError if the model cannot serve the request, ApiError if the queue is full
+    (429) or the engine has stopped (503).
     """
 
-    def __init__(self, service: ImageService, request: ImageRequest, metrics: Metrics) -> None:
-        try:
-            self._submitted = service.stream(request)
-        except RuntimeError:  # it stopped between the check and now
-            raise engine_stopped() from None
+    def __init__(
+        self,
+        service: ImageService,
+        request: ImageRequest,
+        metrics: Metrics | BatchMetrics,
+        queue: Queue | None = None,
+    ) -> None:
+        self._place = ExitStack()
+        if queue is not None:
+            self._place.enter_context(queue.place(request.n))
         self._service = service
-        self.events = metrics.observe(self._submitted)
+        self._submitted = self._submit(request)
+        self.events = metrics.observe(self._submitted, request.policy.name)
+
+    def _submit(self, request: ImageRequest) -> EventStream:
+        with ExitStack() as undo:
+            undo.callback(self._place.close)
+            try:
+                submitted = self._service.stream(request)
+            except RuntimeError:  # it stopped between the check and now
+                raise engine_stopped() from None
+            undo.pop_all()
+        return submitted
 
     async def __aenter__(self) -> Self:
         return self
@@ -42,6 +61,7 @@ class Drawing:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._place.close()
         await self.events.aclose()
         await self._submitted.aclose()
 
@@ -64,21 +84,25 @@ class Drawing:
 
 
 async def unless_ended(
-    work: Coroutine[Any, Any, T], receive: Receive, stopping: asyncio.Event
+    work: Coroutine[Any, Any, T], receive: Receive, stopping: asyncio.Event, seconds: float
 ) -> T:
-    """The result of `work`, which is cancelled when its client disconnects or the server stops.
+    """The result of `work`, which is cancelled when its client disconnects, the server stops, or
+    `seconds` have passed.
 
     The request's body must have been read, so that the next message is the disconnect.
-    Raises ClientDisconnect or ApiError (503) in those cases.
+    Raises ClientDisconnect or ApiError (503, 504) in those cases.
     """
     working = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnect(receive))
     stopped = asyncio.create_task(_set(stopping))
     try:
-        await asyncio.wait({working, gone, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        ended = {working, gone, stopped}
+        await asyncio.wait(ended, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise ClientDisconnect if gone.done() else server_stopping()
+        if gone.done():
+            raise ClientDisconnect
+        raise server_stopping() if stopped.done() else too_slow(seconds)
     finally:
         await cancelled(working, gone, stopped)
 

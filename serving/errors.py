@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+LIMIT = "rate_limit_error"
 
 _CODES = {
     "missing": "missing_required_parameter",
@@ -58,7 +59,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        kind = SERVER if self.status >= 500 else INVALID
+        kind = SERVER if self.status >= 500 else LIMIT if self.status == 429 else INVALID
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
@@ -73,7 +74,15 @@ def engine_stopped() -> ApiError:
 
 
 def server_stopping() -> ApiError:
-    return ApiError(503, "the server is stopping; ask again", code="server_stopping")
+    headers = {"retry-after": "5"}
+    return ApiError(
+        503, "the server is stopping; ask again", code="server_stopping", headers=headers
+    )
+
+
+def too_slow(seconds: float) -> ApiError:
+    message = f"the request was given up: it took more than {seconds:g} s"
+    return ApiError(504, message, code="request_timeout")
 
 
 def as_api_error(error: Exception) -> ApiError:

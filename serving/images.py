@@ -29,7 +29,10 @@ router = APIRouter(prefix="/v1/images", tags=["images"])
 _BODY = {"application/json": {"schema": GenerationBody.model_json_schema()}}
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"model": ImagesAnswer, "content": {"text/event-stream": {}}},
-    **{status: {"model": ErrorAnswer} for status in (400, 404, 413, 415, 500, 503)},
+    **{
+        status: {"model": ErrorAnswer}
+        for status in (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)
+    },
 }
 
 
@@ -45,11 +48,12 @@ async def generations(http: Request) -> Response:
     body = parse(await read(http, state.config.body_limit))
     request = _accept(body, state)
     headers = {SEED_HEADER: str(request.seed)}
-    drawing = Drawing(state.service, request, state.metrics)
+    drawing = Drawing(state.service, request, state.metrics, state.queue)
     if body.stream:
         return PictureStream(drawing, body, state, headers)
     async with drawing:
-        finished = await unless_ended(drawing.finished(), http.receive, state.stopping)
+        work, limit = drawing.finished(), state.config.request_seconds
+        finished = await unless_ended(work, http.receive, state.stopping, limit)
     answer = await images_answer(body, finished, _publisher(http, body))
     return Response(answer.model_dump_json(exclude_none=True), 200, headers, "application/json")
 
@@ -58,7 +62,7 @@ def _accept(body: GenerationBody, state: ServerState) -> ImageRequest:
     """The engine's request. Raises ApiError or RequestError with the reason there is none."""
     model = state.service.model
     if body.model not in (None, model.name):
-        raise unknown_model(body.model or "", state)
+        raise unknown_model(body.model or "", model.name)
     state.require_healthy()
     options = safe_options(body.policy_options or {}, state.config.policy_folder)
     wanted = replace(body.wanted, policy_options=options)
@@ -73,8 +77,9 @@ def _log(request: ImageRequest, user: str | None) -> None:
     log.info("n=%d seed=%d policy=%s sparsity=%g user=%r", *drawn, user)
 
 
-def unknown_model(name: str, state: ServerState) -> ApiError:
-    known = nearest(name, [state.service.model.name])
+def unknown_model(name: str, model: str) -> ApiError:
+    """The 404 for any model but the one that is served."""
+    known = nearest(name, [model])
     message = f"unknown model {shorten(name)!r}{known}"
     return ApiError(404, message, param="model", code="model_not_found")
 

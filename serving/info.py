@@ -34,7 +34,7 @@ async def models(http: Request) -> ModelList:
 async def model(http: Request, id: str) -> ModelAnswer:
     state = ServerState.of(http)
     if id != state.service.model.name:
-        raise unknown_model(id, state)
+        raise unknown_model(id, state.service.model.name)
     return _card(state.service.model, state.started)
 
 
@@ -68,8 +68,8 @@ async def health(http: Request) -> HealthAnswer:
 
 @router.get("/ready", tags=["service"], responses=_UNAVAILABLE)
 async def ready(http: Request) -> ReadyAnswer:
-    """503 while requests would not be drawn."""
-    ServerState.of(http).require_healthy()
+    """503 while requests would not be drawn: the engine is not well, or the server is leaving."""
+    ServerState.of(http).require_ready()
     return ReadyAnswer()
 
 

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.events import Event, Finished
+from engine.events import Event, Finished, ImageStats
 from engine.service_api import EngineStats, EventStream, ImageService
 
 LATENCY_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 7.5, 10, 15, 20, 30, 40, 60, 120, 240, 480)
@@ -56,6 +56,66 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
         yield CounterMetricFamily(f"bishop:{name}", text, value)
 
 
+class PolicyMetrics:
+    """What pictures cost under each attention policy."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"bishop:policy_{name}", text, ["policy"], registry=registry)
+
+        self.images = counter("images", "Pictures drawn under a policy.")
+        self.tokens = counter("tokens", "Visual tokens drawn under a policy.")
+        self.read = counter("kv_read_bytes", "Visual KV bytes read under a policy.")
+        self.resident = counter(
+            "kv_resident_bytes", "Visual KV bytes reserved, summed over pictures of a policy."
+        )
+
+    def count(self, policy: str, stats: ImageStats) -> None:
+        self.images.labels(policy).inc()
+        self.tokens.labels(policy).inc(stats.tokens)
+        self.read.labels(policy).inc(stats.kv_read_bytes)
+        self.resident.labels(policy).inc(stats.kv_resident_bytes)
+
+
+class BatchMetrics:
+    """Lines of batches; they are no part of the latencies of interactive requests."""
+
+    def __init__(self, registry: CollectorRegistry, policies: PolicyMetrics) -> None:
+        self._policies = policies
+        self.running = Gauge(
+            "bishop:batch_lines_running", "Batch lines in the engine.", registry=registry
+        )
+        self.lines = Counter(
+            "bishop:batch_lines", "Batch lines by outcome.", ["outcome"], registry=registry
+        )
+        self.seconds = Histogram(
+            "bishop:batch_line_seconds",
+            "From a line's submission to its last picture.",
+            buckets=LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.batches = Gauge(
+            "bishop:batches", "Batches in the job store by status.", ["status"], registry=registry
+        )
+        self.store_up = Gauge(
+            "bishop:job_store_up", "1 while the job store answers.", registry=registry
+        )
+
+    async def observe(self, events: EventStream, policy: str) -> AsyncGenerator[Event, None]:
+        """Pass the events of one line on and count what was drawn."""
+        start = time.monotonic()
+        finished = False
+        with self.running.track_inprogress():
+            async with aclosing(events):
+                async for event in events:
+                    if isinstance(event, Finished):
+                        finished = True
+                        self._policies.count(policy, event.stats)
+                    yield event
+        if finished:
+            self.seconds.observe(time.monotonic() - start)
+
+
 class Metrics:
     """The metrics of one server, in a registry of their own."""
 
@@ -84,7 +144,18 @@ class Metrics:
             "bishop:prompt_tokens", "Prompt tokens read.", registry=registry
         )
 
-    async def observe(self, events: EventStream) -> AsyncGenerator[Event, None]:
+        self.rejected = Counter(
+            "bishop:requests_rejected", "Requests refused at the door.", ["reason"],
+            registry=registry,
+        )  # fmt: skip
+        self.http = Counter(
+            "bishop:http_requests", "Answers by address and status.", ["method", "route", "status"],
+            registry=registry,
+        )  # fmt: skip
+        self.policies = PolicyMetrics(registry)
+        self.batch = BatchMetrics(registry, self.policies)
+
+    async def observe(self, events: EventStream, policy: str) -> AsyncGenerator[Event, None]:
         """Pass the events of one request on, counting it as waiting, then running, then done."""
         start = time.monotonic()
         state = self.waiting
@@ -97,6 +168,7 @@ class Metrics:
                     if isinstance(event, Finished):
                         queued.append(event.stats.queue_seconds)
                         self.prompt_tokens.inc(event.stats.prompt_tokens)
+                        self.policies.count(policy, event.stats)
                     yield event
         finally:
             state.dec()

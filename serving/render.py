@@ -31,6 +31,16 @@ async def images_answer(
 ) -> ImagesAnswer:
     """The answer to a request that does not stream: every picture, in the order of its seed."""
     encoded = await asyncio.gather(*(_encode(body, image.pixels) for image in finished))
+    return answer_of(body, finished, encoded, publish)
+
+
+def answer_of(
+    body: GenerationBody,
+    finished: Sequence[Finished],
+    encoded: Sequence[bytes],
+    publish: Publish,
+) -> ImagesAnswer:
+    """`images_answer` for pictures that are encoded already."""
     as_url = body.response_format == "url"
     return ImagesAnswer(
         created=int(time.time()),

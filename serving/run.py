@@ -1,6 +1,5 @@
 """Running the service: one socket, one engine, one event loop, and a stop that loses nothing."""
 
-import asyncio
 import logging
 import signal
 import socket
@@ -12,7 +11,8 @@ import uvicorn
 from engine.service_api import ImageService
 from serving.app import create_app
 from serving.config import ServerConfig
-from serving.scope import RequestIdFilter
+from serving.logs import log_to_stderr
+from serving.state import ServerState
 
 log = logging.getLogger("bishop.server")
 
@@ -53,7 +53,7 @@ def run(service: ImageService, config: ServerConfig, claimed: socket.socket) -> 
     """Serve on `claimed` until SIGTERM or SIGINT, then let requests end and stop the engine."""
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, _leave)
-    _log_to_stderr()
+    log_to_stderr(config.log_format)
     try:
         service.start()
         _announce(service, config, claimed)
@@ -64,12 +64,13 @@ def run(service: ImageService, config: ServerConfig, claimed: socket.socket) -> 
 
 
 class Server(uvicorn.Server):
-    """Stops in two steps: requests may end by themselves for `stop_seconds`, then each of them is
-    answered that the server stops."""
+    """Stops in two steps: for `stop_seconds`, what is new is refused while requests and batch lines
+    may end by themselves; then requests are answered that the server stops, and lines are given
+    back to the job store."""
 
     def __init__(self, service: ImageService, config: ServerConfig) -> None:
         app = create_app(service, config)
-        self._stopping = app.state.bishop.stopping
+        self._state: ServerState = app.state.bishop
         self._seconds = config.stop_seconds
         settings = uvicorn.Config(
             app,
@@ -78,14 +79,22 @@ class Server(uvicorn.Server):
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=config.stop_seconds + LAST_WORDS,
+            timeout_graceful_shutdown=LAST_WORDS,
         )
         super().__init__(settings)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        timer = asyncio.get_running_loop().call_later(self._seconds, self._stopping.set)
+        state = self._state
+        for worker in state.pump:
+            worker.leave()
+
+        def busy() -> bool:
+            lines = any(worker.running for worker in state.pump)
+            return lines and not self.force_exit
+
+        await state.drain.wait(self._seconds, busy)
+        state.stopping.set()
         await super().shutdown(sockets)
-        timer.cancel()
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:
@@ -96,13 +105,5 @@ def _announce(service: ImageService, config: ServerConfig, claimed: socket.socke
     host, port = claimed.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     log.info("serving %s at http://%s:%d", service.model.name, shown, port)
-    if not config.local:
+    if not config.local and not config.keys:
         log.warning("%s is reachable from other machines and asks nobody for a key", shown)
-
-
-def _log_to_stderr() -> None:
-    handler = logging.StreamHandler()
-    handler.addFilter(RequestIdFilter())
-    line = "%(asctime)s %(levelname)s [%(request_id)s] %(message)s"
-    handler.setFormatter(logging.Formatter(line))
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import as_api_error
+from serving.keys import ApiKey
 
 HEADER = "x-request-id"
 QUIET = ("/health", "/ready", "/metrics")
@@ -18,13 +19,17 @@ QUIET = ("/health", "/ready", "/metrics")
 log = logging.getLogger("bishop.server")
 
 request_id: ContextVar[str] = ContextVar("request_id", default="-")
+tenant: ContextVar[ApiKey | None] = ContextVar("tenant", default=None)
+"""The API key of the request; None on a server without keys."""
 
 
 class RequestIdFilter(logging.Filter):
     """Gives every log record of a request its id, as `%(request_id)s`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
+        key = tenant.get()
         record.request_id = request_id.get()
+        record.key = None if key is None else key.name
         return True
 
 
@@ -45,6 +50,7 @@ class RequestScope:
             await self._answer(scope, receive, exchange)
         finally:
             exchange.log()
+            exchange.count()
             request_id.reset(token)
 
     async def _answer(self, scope: Scope, receive: Receive, exchange: "_Exchange") -> None:
@@ -75,9 +81,21 @@ class _Exchange:
             MutableHeaders(scope=message)[HEADER] = request_id.get()
         await self._send(message)
 
+    def count(self) -> None:
+        """Under the address as it is declared: what clients write there would be no label."""
+        app, route = self._scope.get("app"), self._scope.get("route")
+        state = None if app is None else getattr(app.state, "bishop", None)
+        if state is not None:
+            path = getattr(route, "path", "unknown")
+            status = "gone" if self.gone else str(self.status)
+            state.metrics.http.labels(self._scope["method"], path, status).inc()
+
     def log(self) -> None:
         path = self._scope["path"]
         milliseconds = 1000 * (time.monotonic() - self._start)
         outcome = "client gone" if self.gone else self.status
         level = logging.DEBUG if path in QUIET else logging.INFO
-        log.log(level, "%s %r %s %.0f ms", self._scope["method"], path, outcome, milliseconds)
+        method = self._scope["method"]
+        told = {"method": method, "path": path, "status": self.status, "ms": round(milliseconds)}
+        line = "%s %r %s %.0f ms"
+        log.log(level, line, method, path, outcome, milliseconds, extra={"http": told})

@@ -24,14 +24,16 @@ class PictureStream(EventSourceResponse):
         self, drawing: Drawing, body: GenerationBody, state: ServerState, headers: Mapping[str, str]
     ) -> None:
         self._drawing = drawing
-        self._stopping = state.stopping
+        self._state = state
         self._lines = with_pings(_lines(drawing, body), state.config.ping_seconds)
         super().__init__(self._lines, headers={"cache-control": "no-store", **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = self._state
         async with self._drawing, aclosing(self._lines):
+            sending = self.stream_response(send)
             try:
-                await unless_ended(self.stream_response(send), receive, self._stopping)
+                await unless_ended(sending, receive, state.stopping, state.config.request_seconds)
             except ApiError as error:
                 last = _error_line(error)
                 await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -39,10 +39,15 @@ class Files:
             session.add(file)
         return file
 
-    def ready(self, id: str, size: int) -> File:
-        """Show the file, whose content has been published. Raises LeaseLost."""
+    def ready(self, id: str, size: int, filename: str, seconds: int | None) -> File:
+        """Show the file, whose content has been published; it lives `seconds` from its creation.
+
+        Raises LeaseLost."""
         with self._shared.database.write() as session:
-            return self.show(session, id, size)
+            file = self.show(session, id, size)
+            file.filename = filename
+            file.expires_at = None if seconds is None else file.created_at + seconds
+            return file
 
     def show(self, session: Session, id: str, size: int) -> File:
         """`ready` within a transaction of the caller."""

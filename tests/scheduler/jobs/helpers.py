@@ -25,7 +25,7 @@ def upload(store: JobStore, data: bytes, tenant: str = "") -> File:
     with store.writer(file.id) as writer:
         writer.write(data)
         writer.commit()
-    return store.files.ready(file.id, len(data))
+    return store.files.ready(file.id, len(data), "in.jsonl", None)
 
 
 def create(store: JobStore, data: bytes, tenant: str = "", window: int = 86_400) -> Batch:

@@ -145,7 +145,7 @@ class TestExpiry:
         file = store.files.begin("", "batch", "a", 3600)
         with store.writer(file.id) as writer:
             writer.commit()
-        store.files.ready(file.id, 0)
+        store.files.ready(file.id, 0, "a", 3600)
         clock.pass_by(3599)
         assert store.files.get("", file.id) is not None
         clock.pass_by(1)
