@@ -360,9 +360,9 @@ class TestStream:
 
     def test_a_failure_is_an_error_event(self, client: openai.OpenAI, service: FakeService) -> None:
         service.failing = 0
-        with client.images.generate(prompt="a", stream=True) as events:
-            with pytest.raises(openai.APIError, match="could not be drawn"):
-                list(events)
+        refused = pytest.raises(openai.APIError, match="could not be drawn")
+        with client.images.generate(prompt="a", stream=True) as events, refused:
+            list(events)
 
     def test_a_quiet_stream_is_kept_open_by_comments(self) -> None:
         service = FakeService(step_seconds=0.02)

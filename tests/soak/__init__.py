@@ -1,0 +1,1 @@
+"""Long runs against a real server: kills and load. Short versions run with the suite."""
