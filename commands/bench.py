@@ -17,6 +17,12 @@ def throughput(context: typer.Context) -> int:
     return delegate("throughput", context.args)
 
 
+@bench.command("serve", context_settings=PASS_ON, add_help_option=False)
+def serve(context: typer.Context) -> int:
+    """Load any OpenAI-compatible image endpoint; `bishop bench serve --help` for its flags."""
+    return delegate("serve", context.args)
+
+
 def delegate(name: str, arguments: list[str]) -> int:
     """Run benchmarks/NAME.py. It is found by name: nothing may import benchmarks/."""
     try:

@@ -67,6 +67,7 @@ def serve(
     from serving.config import ServerConfig
     from serving.keys import load
     from serving.run import ListenError, listen, run
+    from serving.traces import configured
 
     engine = flags.EngineFlags(
         model=model,
@@ -94,6 +95,7 @@ def serve(
             jobs=None if no_jobs else jobs_config(data, database, storage, lease_seconds),
             batch_lines=batch_lines,
         )
+        tracer = configured()
         claimed = listen(config)
     except (ValueError, ListenError) as error:
         raise Refusal(str(error)) from None
@@ -101,7 +103,7 @@ def serve(
         _check_jobs(config)
         service = open_service(engine, default)
         _check(service, default)
-        run(service, config, claimed)
+        run(service, config, claimed, tracer)
     return 0
 
 

@@ -20,14 +20,17 @@ from serving.pump import Pump
 from serving.scope import RequestScope
 from serving.state import ServerState
 from serving.store import FileStore
+from serving.traces import Traced, Tracer
 
 
-def create_app(service: ImageService, config: ServerConfig | None = None) -> FastAPI:
+def create_app(
+    service: ImageService, config: ServerConfig | None = None, tracer: Tracer | None = None
+) -> FastAPI:
     """The ASGI application. The caller starts the service before and stops it after.
 
     Raises ValueError or StoreUnavailable if the job store cannot be opened."""
     config = config or ServerConfig()
-    state = _state(service, config)
+    state = _state(service, config, tracer)
     app = FastAPI(
         title="Bishop", version=_version(), docs_url=None, redoc_url=None, lifespan=_lifespan
     )
@@ -36,11 +39,13 @@ def create_app(service: ImageService, config: ServerConfig | None = None) -> Fas
         app.include_router(room.router)
     errors.install(app)
     app.add_middleware(Guard, state=state)
+    if state.tracer is not None:
+        app.add_middleware(Traced, tracer=state.tracer)
     app.add_middleware(RequestScope)
     return app
 
 
-def _state(service: ImageService, config: ServerConfig) -> ServerState:
+def _state(service: ImageService, config: ServerConfig, tracer: Tracer | None) -> ServerState:
     metrics = Metrics(service)
     return ServerState(
         service,
@@ -50,6 +55,7 @@ def _state(service: ImageService, config: ServerConfig) -> ServerState:
         KeyRing(config.keys),
         Queue(config.queue_images, metrics.rejected.labels("queue_full").inc),
         Desk(JobStore(config.jobs)) if config.jobs else None,
+        tracer,
     )
 
 

@@ -15,6 +15,7 @@ from scheduler.request import ImageRequest
 from serving.errors import ApiError, engine_stopped, server_stopping, too_slow
 from serving.limits import Queue
 from serving.metrics import BatchMetrics, Metrics
+from serving.traces import Tracer
 
 T = TypeVar("T")
 
@@ -23,7 +24,8 @@ class Drawing:
     """Submits `request` and follows it; leaving the context aborts what still runs.
 
     events: what the engine tells, as counted by `metrics`.
-    queue: where the pictures take their places, until the context is left.
+    queue: where the pictures take their places, until the context is left. tracer: makes a span
+    of it.
     Raises at once RequestError if the model cannot serve the request, ApiError if the queue is full
     (429) or the engine has stopped (503).
     """
@@ -34,13 +36,15 @@ class Drawing:
         request: ImageRequest,
         metrics: Metrics | BatchMetrics,
         queue: Queue | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._place = ExitStack()
         if queue is not None:
             self._place.enter_context(queue.place(request.n))
         self._service = service
         self._submitted = self._submit(request)
-        self.events = metrics.observe(self._submitted, request.policy.name)
+        counted = metrics.observe(self._submitted, request.policy.name)
+        self.events = counted if tracer is None else tracer.follow(counted, request)
 
     def _submit(self, request: ImageRequest) -> EventStream:
         with ExitStack() as undo:

@@ -48,7 +48,7 @@ async def generations(http: Request) -> Response:
     body = parse(await read(http, state.config.body_limit))
     request = _accept(body, state)
     headers = {SEED_HEADER: str(request.seed)}
-    drawing = Drawing(state.service, request, state.metrics, state.queue)
+    drawing = Drawing(state.service, request, state.metrics, state.queue, state.tracer)
     if body.stream:
         return PictureStream(drawing, body, state, headers)
     async with drawing:

@@ -57,7 +57,8 @@ class LineRunner:
 
     async def _draw(self, body: GenerationBody, request: ImageRequest) -> dict[str, Any]:
         state = self._state
-        async with Drawing(state.service, request, state.metrics.batch) as drawing:
+        metrics, tracer = state.metrics.batch, state.tracer
+        async with Drawing(state.service, request, metrics, tracer=tracer) as drawing:
             finished = await drawing.finished()
         answer = await images_answer(body, finished, no_urls)
         return answer.model_dump(mode="json", exclude_none=True)

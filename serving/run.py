@@ -13,6 +13,7 @@ from serving.app import create_app
 from serving.config import ServerConfig
 from serving.logs import log_to_stderr
 from serving.state import ServerState
+from serving.traces import Tracer
 
 log = logging.getLogger("bishop.server")
 
@@ -49,7 +50,12 @@ def _bound(family: int, config: ServerConfig) -> socket.socket:
     return claimed
 
 
-def run(service: ImageService, config: ServerConfig, claimed: socket.socket) -> None:
+def run(
+    service: ImageService,
+    config: ServerConfig,
+    claimed: socket.socket,
+    tracer: Tracer | None = None,
+) -> None:
     """Serve on `claimed` until SIGTERM or SIGINT, then let requests end and stop the engine."""
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, _leave)
@@ -57,9 +63,11 @@ def run(service: ImageService, config: ServerConfig, claimed: socket.socket) -> 
     try:
         service.start()
         _announce(service, config, claimed)
-        Server(service, config).run(sockets=[claimed])
+        Server(service, config, tracer).run(sockets=[claimed])
     finally:
         service.stop()
+        if tracer is not None:
+            tracer.close()
         log.info("stopped")
 
 
@@ -68,8 +76,10 @@ class Server(uvicorn.Server):
     may end by themselves; then requests are answered that the server stops, and lines are given
     back to the job store."""
 
-    def __init__(self, service: ImageService, config: ServerConfig) -> None:
-        app = create_app(service, config)
+    def __init__(
+        self, service: ImageService, config: ServerConfig, tracer: Tracer | None = None
+    ) -> None:
+        app = create_app(service, config, tracer)
         self._state: ServerState = app.state.bishop
         self._seconds = config.stop_seconds
         settings = uvicorn.Config(

@@ -17,6 +17,7 @@ from serving.keys import KeyRing
 from serving.limits import KeyLimits, Queue
 from serving.metrics import Metrics
 from serving.store import FileStore
+from serving.traces import Tracer
 
 
 class Worker(Protocol):
@@ -43,6 +44,7 @@ class ServerState:
     keys: KeyRing
     queue: Queue
     desk: Desk | None = None
+    tracer: Tracer | None = None
     pump: list[Worker] = field(default_factory=list)
     drain: Drain = field(default_factory=Drain)
     key_limits: KeyLimits = field(default_factory=KeyLimits)
