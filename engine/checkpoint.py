@@ -28,10 +28,14 @@ Convert = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A tensor of a checkpoint: its name there and the shape it must have."""
+    """A tensor of a checkpoint: its name there and the shape it must have.
+
+    convert: applied before it is copied; keeps the number of rows.
+    """
 
     name: str
     shape: tuple[int, ...]
+    convert: Convert | None = None
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,7 @@ class Param:
     """A tensor we keep: `sources` stacked along the first dimension.
 
     rows: of the stacked rows, the ones that stay, in this order; None keeps all.
-    convert: applied to every source before it is copied; keeps the number of rows.
-    tail: the other dimensions, where `convert` changes them.
+    tail: the other dimensions, where a source's `convert` changes them.
     dtype: element type, whatever the model's is; None takes the model's.
     spread: standard deviation of random weights times the square root of the last dimension;
         `mean` is added. (`load_format: dummy`)
@@ -49,7 +52,6 @@ class Param:
     name: str
     sources: tuple[Source, ...]
     rows: tuple[int, ...] | None = None
-    convert: Convert | None = None
     tail: tuple[int, ...] | None = None
     dtype: torch.dtype | None = None
     spread: float = 1.0
@@ -151,11 +153,11 @@ class Checkpoint:
         Raises WeightError with what it would take if memory does not suffice.
         """
         result = _allocate(params, dtype, device)
-        parts: dict[str, list[tuple[Param, int]]] = {}
+        parts: dict[str, list[tuple[Param, Source, int]]] = {}
         for param in params:
             start = 0
             for source in param.sources:
-                parts.setdefault(source.name, []).append((param, start))
+                parts.setdefault(source.name, []).append((param, source, start))
                 start += source.shape[0]
         files: dict[Path, list[str]] = {}
         for name in parts:
@@ -165,8 +167,8 @@ class Checkpoint:
                 with _reader(file) as read:
                     for name in names:
                         data = read(self.entries[name].name)
-                        for param, start in parts[name]:
-                            _place(data, param, start, result[param.name])
+                        for param, source, start in parts[name]:
+                            _place(data, param, source, start, result[param.name])
                         bar.update()
         return result
 
@@ -197,9 +199,9 @@ def _allocate(
         ) from error
 
 
-def _place(data: Tensor, param: Param, start: int, target: Tensor) -> None:
-    if param.convert is not None:
-        data = param.convert(data)
+def _place(data: Tensor, param: Param, source: Source, start: int, target: Tensor) -> None:
+    if source.convert is not None:
+        data = source.convert(data)
     if param.rows is None:
         target[start : start + len(data)].copy_(data)
         return

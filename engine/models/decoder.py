@@ -95,30 +95,28 @@ class LayerNames:
 
 
 def layer_params(
-    c: DecoderConfig, names: LayerNames, convert_qkv: Convert | None = None
+    c: DecoderConfig, names: LayerNames, convert_qkv: tuple[Convert | None, ...] = ()
 ) -> list[Param]:
-    """What all layers keep, and where a checkpoint has it."""
+    """What all layers keep, and where a checkpoint has it; `convert_qkv` goes with `names.qkv`."""
     return [p for i in range(c.layers) for p in _layer_params(c, names, i, convert_qkv)]
 
 
 def _layer_params(
-    c: DecoderConfig, names: LayerNames, i: int, convert_qkv: Convert | None
+    c: DecoderConfig, names: LayerNames, i: int, convert_qkv: tuple[Convert | None, ...]
 ) -> list[Param]:
     def linear(
         ours: str, theirs: tuple[str, ...], rows: tuple[int, ...], inputs: int, bias: bool,
-        convert: Convert | None = None,
+        converts: tuple[Convert | None, ...] = (),
     ) -> list[Param]:  # fmt: skip
         if len(theirs) == 1:
             rows = (sum(rows),)
-        at = [t.format(i=i) for t in theirs]
-        shapes = list(zip(at, rows, strict=True))
-        weight = tuple(Source(f"{t}.weight", (n, inputs)) for t, n in shapes)
-        found = [Param(f"layers.{i}.{ours}.weight", weight, convert=convert)]
+        converts = converts or (None,) * len(theirs)
+        parts = [(t.format(i=i), n, f) for t, n, f in zip(theirs, rows, converts, strict=True)]
+        weight = tuple(Source(f"{t}.weight", (n, inputs), f) for t, n, f in parts)
+        found = [Param(f"layers.{i}.{ours}.weight", weight)]
         if bias:
-            vector = tuple(Source(f"{t}.bias", (n,)) for t, n in shapes)
-            found.append(
-                Param(f"layers.{i}.{ours}.bias", vector, convert=convert, dtype=torch.float32)
-            )
+            vector = tuple(Source(f"{t}.bias", (n,), f) for t, n, f in parts)
+            found.append(Param(f"layers.{i}.{ours}.bias", vector, dtype=torch.float32))
         return found
 
     def norm(ours: str, theirs: str) -> Param:
@@ -152,11 +150,8 @@ def _layer_params(
 
 def norm_param(ours: str, theirs: str, c: DecoderConfig) -> Param:
     """The weight of an RMS norm, fp32."""
-    source = (Source(f"{theirs}.weight", (c.dim,)),)
-    convert = _add_one if c.unit_offset else None
-    return Param(
-        f"{ours}.weight", source, convert=convert, dtype=torch.float32, spread=0.1, mean=1.0
-    )
+    source = (Source(f"{theirs}.weight", (c.dim,), _add_one if c.unit_offset else None),)
+    return Param(f"{ours}.weight", source, dtype=torch.float32, spread=0.1, mean=1.0)
 
 
 def _add_one(x: Tensor) -> Tensor:

@@ -285,10 +285,10 @@ def _param(ours: str, theirs: str, shape: tuple[int, ...]) -> Param:
     temporal = ".time_" in ours or ours.startswith("vq.post_quant_conv")
     if not (temporal and len(shape) == 4):
         return module_param(ours, theirs, shape)
-    source = (Source(theirs, (*shape[:2], 3, *shape[2:])),)
+    source = (Source(theirs, (*shape[:2], 3, *shape[2:]), _last_tap),)
     fan_in = torch.Size(shape[1:]).numel()
     return Param(
-        ours, source, convert=_last_tap, tail=shape[1:], dtype=torch.float32,
+        ours, source, tail=shape[1:], dtype=torch.float32,
         spread=(shape[-1] / fan_in) ** 0.5,
     )  # fmt: skip
 

@@ -99,7 +99,7 @@ class LlamaGen(DecoderModel):
             Param("head.weight", head),
             norm_param("norm", "norm", c),
             *_condition_params(config),
-            *layer_params(c, NAMES, lambda w: half_split(w, c.qkv_rows, c.head_dim)),
+            *layer_params(c, NAMES, (lambda w: half_split(w, c.qkv_rows, c.head_dim),)),
             *vqgan_params(config.extra["pixels"], "llamagen", "vq."),
         ]
 

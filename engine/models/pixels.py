@@ -80,3 +80,22 @@ class Pixels:
         weights = sum(p.numel() * p.itemsize for p in self.decoder.parameters())
         activation = self._call.activation_bytes(height, width)
         return weights + LIBRARY_BYTES + int(batch * activation * (3.2 + 3 / strips))
+
+
+class TokenColours(nn.Module):
+    """A map of tokens, a colour each, where a model has no pixel decoder. No picture."""
+
+    def __init__(self, codes: int, factor: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        colours = torch.rand(codes, 3, generator=generator) * 2 - 1
+        self.colours, self.factor = nn.Parameter(colours, requires_grad=False), factor
+
+    def forward(
+        self, tokens: Int64[Tensor, "B H W"], strips: int = 1
+    ) -> Float[Tensor, "B 3 height width"]:
+        small = self.colours[tokens].permute(0, 3, 1, 2)
+        return small.repeat_interleave(self.factor, 2).repeat_interleave(self.factor, 3)
+
+    def activation_bytes(self, height: int, width: int) -> int:
+        return height * width * self.factor**2 * 3 * 4

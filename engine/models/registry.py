@@ -7,6 +7,7 @@ from typing import Any
 from engine.models.chameleon import Chameleon, LuminaMGPT
 from engine.models.emu3 import Emu3
 from engine.models.family import DecoderModel
+from engine.models.glm_image import GlmImage
 from engine.models.janus import Janus
 from engine.models.liquid import Liquid
 from engine.models.llamagen import LlamaGen
@@ -14,7 +15,8 @@ from engine.models.simplear import SimpleAR
 from engine.weights import WeightError
 
 PUBLISHED: dict[str, type[DecoderModel]] = {
-    cls.family: cls for cls in (Janus, Chameleon, LuminaMGPT, Emu3, LlamaGen, SimpleAR, Liquid)
+    cls.family: cls
+    for cls in (Janus, Chameleon, LuminaMGPT, Emu3, LlamaGen, SimpleAR, Liquid, GlmImage)
 }
 """Families whose checkpoints come from elsewhere."""
 FAMILIES = ("mini", *PUBLISHED)

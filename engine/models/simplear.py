@@ -17,7 +17,7 @@ from engine.checkpoint import Checkpoint, Param
 from engine.models.decoder import LayerNames, layer_params
 from engine.models.family import DecoderModel, FamilyConfig, table_params
 from engine.models.hf_config import LLAMA, Values
-from engine.models.pixels import Pixels
+from engine.models.pixels import Pixels, TokenColours
 from engine.models.text import FileTokenizer
 from engine.weights import WeightError
 from scheduler.request import Sampling
@@ -84,7 +84,9 @@ class SimpleAR(DecoderModel):
     def _take_pixels(self, w: dict[str, Tensor]) -> None:
         folder = self.config.extra["folder"]
         if self.options.dummy or folder is None:
-            self.pixels = Pixels(TokenColours(self.config), self.options.pixel_memory)
+            self.pixels = Pixels(
+                TokenColours(self.config.image_vocab, FACTOR), self.options.pixel_memory
+            )
             return
         decoder = CosmosDecoder.load(folder / "decoder.jit", self.options.device)
         self.pixels = Pixels(decoder, self.options.pixel_memory)
@@ -125,25 +127,6 @@ class CosmosDecoder(nn.Module):
     def activation_bytes(self, height: int, width: int) -> int:
         """128 fp32 channels at full resolution, as in the published decoder."""
         return height * width * FACTOR**2 * 128 * 4
-
-
-class TokenColours(nn.Module):
-    """A map of tokens, a colour each, where a model has no pixel decoder. No picture."""
-
-    def __init__(self, config: FamilyConfig) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        colours = torch.rand(config.image_vocab, 3, generator=generator) * 2 - 1
-        self.colours, self.factor = nn.Parameter(colours, requires_grad=False), config.factor
-
-    def forward(
-        self, tokens: Int64[Tensor, "B H W"], strips: int = 1
-    ) -> Float[Tensor, "B 3 height width"]:
-        small = self.colours[tokens].permute(0, 3, 1, 2)
-        return small.repeat_interleave(self.factor, 2).repeat_interleave(self.factor, 3)
-
-    def activation_bytes(self, height: int, width: int) -> int:
-        return height * width * self.factor**2 * 3 * 4
 
 
 def appended_ids(folder: Path | None, codes: int, vocabulary: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 PARAMS = [
     Param("fused", (Source("a", (4, 3)), Source("b", (2, 3)))),
     Param("some", (Source("c", (10, 2)),), rows=(7, 1, 9), dtype=torch.float32),
-    Param("plus", (Source("d", (5,)),), convert=lambda x: x.float() + 1),
+    Param("plus", (Source("d", (5,), lambda x: x.float() + 1),)),
 ]
 
 

@@ -12,6 +12,7 @@ from tests.engine.families import (
     harness,
     test_chameleon,
     test_emu3,
+    test_glm_image,
     test_janus,
     test_llamagen,
     test_simplear,
@@ -55,6 +56,11 @@ def _liquid(folder: Path, backend: Backend) -> DecoderModel:
     return test_simplear.load_liquid(folder, backend)
 
 
+def _glm_image(folder: Path, backend: Backend) -> DecoderModel:
+    test_glm_image.save(folder)
+    return test_glm_image.load(folder, backend)
+
+
 ZOO: dict[str, Loader] = {
     "janus": _janus,
     "chameleon": _chameleon,
@@ -63,4 +69,5 @@ ZOO: dict[str, Loader] = {
     "llamagen": _llamagen,
     "simplear": _simplear,
     "liquid": _liquid,
+    "glm-image": _glm_image,
 }
