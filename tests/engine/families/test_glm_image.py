@@ -72,7 +72,13 @@ def load(folder: Path, backend: Backend | None = None) -> GlmImage:
         model = GlmImage.load("glm", folder, harness.options(backend))
         small = {size: Stages.of(size) for size in SMALL}
     model.stages = {s.grid: s for s in small.values()}.__getitem__  # type: ignore[method-assign]
-    model.grid_of = lambda size: small[size].grid  # type: ignore[method-assign]
+
+    def grid_of(size: tuple[int, int]) -> Grid:
+        if size not in small:
+            raise model._refuse_size(size)
+        return small[size].grid
+
+    model.grid_of = grid_of  # type: ignore[method-assign]
     return model
 
 
