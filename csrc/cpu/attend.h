@@ -65,6 +65,13 @@ inline void multiply(const float* q, const T* key, int any_dim, Vec (&acc)[Q]) {
   for (int i = 0; i < Q; ++i) acc[i] = fma(load(q + i * dim + d, left), k, acc[i]);
 }
 
+template <typename T>
+inline float dot(const float* q, const T* key, int dim) {
+  Vec product[1];
+  multiply<1, 0>(q, key, dim, product);
+  return sum(product[0]);
+}
+
 // Scores of up to Vec::width keys for each query, at scores[i * stride ..].
 template <int Q, int D, typename T>
 inline void score_block(const KeyValues<T>& kv, const int32_t* entries, int keys, const float* q,

@@ -61,7 +61,7 @@ void load_key(const KeyValues<T>& kv, int entry, float* out) {
 // Writes the index of the query's own key, as it is stored.
 template <typename T>
 void index_own_key(const Select& s, const T* arena, int64_t b, int64_t h, Scratch& x) {
-  const auto kv = KeyValues<T>{arena, s.dim()}.from(s.first_entry(b, h));
+  const auto kv = KeyValues<T>::of(arena, s.first_entry(b, h), s.dim());
   x.key.resize(s.dim());
   x.projected.resize(s.dims);
   const int t = s.positions[b];
@@ -99,13 +99,12 @@ template <typename T>
 void score_exactly(const Select& s, const T* arena, int64_t b, int64_t first, Scratch& x) {
   float* raw = x.raw.data();
   for (int64_t h = first; h < first + s.share; ++h) {
-    const auto kv = KeyValues<T>{arena, s.dim()}.from(s.first_entry(b, h));
+    const auto kv = KeyValues<T>::of(arena, s.first_entry(b, h), s.dim());
     for (int64_t g = 0; g < s.group; ++g) {
       const float* q = s.q + b * s.q_stride + (h * s.group + g) * s.dim();
       for (const Scored& k : x.keys) {
         const int entry = s.region(h).visual(k.key);
-        float score;
-        dot<1>(q, kv.key(entry), kv.dim, &score, 1);
+        float score = dot(q, kv.key(entry), kv.dim);
         if constexpr (KeyValues<T>::scaled) score *= kv.key_scale(entry);
         *raw++ = score * s.scale;
       }
