@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.checkpoint import Convert, Param, Source
-from engine.layers import Linear, rms_norm, rotate, swiglu, tiled
+from engine.layers import Linear, rms_norm, rotate, rotated_heads, swiglu, tiled
 from engine.models.base import SubBatchRun
 from sparse_attn.attention import Backend
 
@@ -184,9 +184,7 @@ class Projection:
     def _multiply(self, x: Float[Tensor, "M K"]) -> Float[Tensor, "M N"]:
         assert self._weight is not None
         turned = self._weight.T
-        if x.device.type != "cpu":
-            return x.to(turned.dtype) @ turned
-        return tiled(lambda tile: tile.to(turned.dtype) @ turned, x)
+        return rowwise(lambda rows: rows.to(turned.dtype) @ turned, x)
 
 
 def norm_rows(x: Float[Tensor, "M K"], weight: Tensor, eps: float, backend: Backend) -> Tensor:
@@ -195,12 +193,16 @@ def norm_rows(x: Float[Tensor, "M K"], weight: Tensor, eps: float, backend: Back
 
 
 def activate(x: Float[Tensor, "M K"], activation: Activation | Literal["gelu"]) -> Tensor:
-    """An activation, computed on tiles of rows so that a row never depends on the others."""
+    """An activation whose rows do not depend on one another."""
     if activation == "silu":
-        return tiled(F.silu, x)
-    return tiled(
-        lambda t: F.gelu(t, approximate="tanh" if activation == "gelu_tanh" else "none"), x
-    )
+        return rowwise(F.silu, x)
+    kind = "tanh" if activation == "gelu_tanh" else "none"
+    return rowwise(lambda t: F.gelu(t, approximate=kind), x)
+
+
+def rowwise(function: Convert, x: Float[Tensor, "M K"]) -> Tensor:
+    """A function of rows; on the CPU in tiles, where vectorised loops treat their ends apart."""
+    return tiled(function, x) if x.device.type == "cpu" else function(x)
 
 
 class _Layer:
@@ -256,14 +258,15 @@ class Decoder:
         return w.out(run.attention(layer, q, k, v).flatten(1))
 
     def _heads(self, qkv: Tensor, w: _Layer, run: SubBatchRun) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (
-            x.reshape(len(qkv), -1, self.config.head_dim)
-            for x in qkv.split(self.config.qkv_rows, dim=1)
-        )
-        if self.config.qk_norm == "layer":
+        c, dtype = self.config, qkv.dtype
+        if c.qk_norm == "none":
+            heads = (c.q_heads, c.kv_heads)
+            q, k, v = rotated_heads(qkv, None, run.cos, run.sin, heads, c.norm_eps, self.backend)
+        else:
+            q, k, v = (x.unflatten(1, (-1, c.head_dim)) for x in qkv.split(c.qkv_rows, 1))
             q, k = _norm_heads(q, *w.q_norm), _norm_heads(k, *w.k_norm)
-        q, k = rotate(q, run.cos, run.sin), rotate(k, run.cos, run.sin)
-        return q.to(qkv.dtype), k.to(qkv.dtype), v
+            q, k = rotate(q, run.cos, run.sin), rotate(k, run.cos, run.sin)
+        return q.to(dtype), k.to(dtype), v
 
     def _mlp(self, w: _Layer, x: Float[Tensor, "M d"]) -> Float[Tensor, "M d"]:
         gate_up = w.gate_up(x)
@@ -280,7 +283,7 @@ def _norm_heads(
     assert weight is not None
     assert bias is not None
     flat = x.float().flatten(0, 1)
-    plain = tiled(lambda t: F.layer_norm(t, (t.shape[-1],), eps=1e-5), flat)
+    plain = rowwise(lambda t: F.layer_norm(t, (t.shape[-1],), eps=1e-5), flat)
     return (plain.view(x.shape) * weight + bias).to(x.dtype)
 
 

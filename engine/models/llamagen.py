@@ -184,7 +184,7 @@ class LlamaGen(DecoderModel):
         self._cos, self._sin = (torch.cat([r, c], 1) for r, c in zip(row, column, strict=True))
 
     def rotary_prompt(self, count: int) -> tuple[Tensor, Tensor]:
-        zero = torch.zeros_like(self._cos[:1]).expand(count, -1)
+        zero = self._cos.new_zeros(count, self._cos.shape[1])
         return zero, zero
 
     def rotary_visual(
