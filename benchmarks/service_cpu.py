@@ -1,0 +1,68 @@
+"""The service on this machine's CPU: under the load of many clients, and under kill -9.
+
+    python -m benchmarks.service_cpu [--output benchmarks/results/service-cpu.json]
+
+Runs tests/soak/load.py and tests/soak/kills.py in their long versions, or joins what they have
+written before (`--load FILE`, `--kills FILE`), into one results file.
+"""
+
+import argparse
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks import results_writer
+from tests.soak import kills, load
+
+NAME = "service-cpu.json"
+
+
+def loaded(args: argparse.Namespace) -> dict[str, Any]:
+    words = [f"--model={args.model}", f"--clients={args.clients}", f"--seconds={args.seconds}"]
+    found = _read(args.load) or asdict(load.run(words))
+    return {"case": "load", **found}
+
+
+def killed(args: argparse.Namespace) -> dict[str, Any]:
+    words = [f"--model={args.kill_model}", f"--lines={args.lines}", f"--kills={args.kill_count}"]
+    found = _read(args.kills) or asdict(kills.run(words))
+    return {"case": "kills", **found}
+
+
+def _read(path: Path | None) -> dict[str, Any] | None:
+    return None if path is None else dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", default="mini", help="under load")
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--kill-model", default="mini", help="under kills")
+    parser.add_argument("--lines", type=int, default=1000)
+    parser.add_argument("--kill-count", type=int, default=20)
+    parser.add_argument("--load", type=Path, help="an outcome of tests.soak.load")
+    parser.add_argument("--kills", type=Path, help="an outcome of tests.soak.kills")
+    parser.add_argument("--output", type=Path, default=results_writer.RESULTS / NAME)
+    args = parser.parse_args()
+    before = os.getloadavg()[0]
+    under_load, under_kills = loaded(args), killed(args)
+    lost = under_kills["lost"] + under_kills["doubled"]
+    measured = {
+        "p99 of /health under load": under_load["health_p99_ms"],
+        "lost or mixed-up answers": under_load["lost"] + under_load["mixed_up"],
+    }
+    if under_kills["kills"] >= 20:
+        measured["batch lines lost or duplicated over 20 kills"] = lost
+    rows = [{"machine_load_before": before}, under_load, under_kills]
+    result = results_writer.results(NAME, rows, measured)
+    results_writer.write(args.output, result)
+    for target in result["targets"]:
+        verdict = "met" if results_writer.met(target) else "missed"
+        print(f"{target['name']}: {target['measured']:g} {target['unit']}, {verdict}")
+
+
+if __name__ == "__main__":
+    main()
