@@ -57,7 +57,8 @@ def test_addresses_of_clients_become_no_labels(http: httpx.Client) -> None:
 
 def expressions(node: Any) -> list[str]:
     if isinstance(node, dict):
-        return [node["expr"]] * ("expr" in node) + expressions(list(node.values()))
+        mine = [node["expr"]] if "expr" in node else []
+        return mine + expressions(list(node.values()))
     if isinstance(node, list):
         return [expression for each in node for expression in expressions(each)]
     return []
