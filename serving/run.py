@@ -62,7 +62,7 @@ def run(
     log_to_stderr(config.log_format)
     try:
         service.start()
-        _announce(service, config, claimed)
+        announce(service, config, claimed)
         Server(service, config, tracer).run(sockets=[claimed])
     finally:
         service.stop()
@@ -111,7 +111,8 @@ def _leave(signum: int, frame: FrameType | None) -> None:
     sys.exit(0)
 
 
-def _announce(service: ImageService, config: ServerConfig, claimed: socket.socket) -> None:
+def announce(service: ImageService, config: ServerConfig, claimed: socket.socket) -> None:
+    """Say where the service is, and warn if everybody may use it."""
     host, port = claimed.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     log.info("serving %s at http://%s:%d", service.model.name, shown, port)

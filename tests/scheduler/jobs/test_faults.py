@@ -1,9 +1,12 @@
 """What the store does when its disk, its database or its records let it down."""
 
 import errno
+import json
 import os
 import shutil
 import sqlite3
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from sqlalchemy import text
 from scheduler.jobs.batches import decoded
 from scheduler.jobs.database import Database
 from scheduler.jobs.errors import CorruptRecord, StoreUnavailable
+from scheduler.jobs.lines import NewLine
 from scheduler.jobs.store import JobsConfig, JobStore
 from tests.scheduler.jobs import postgres
 from tests.scheduler.jobs.conftest import Clock
@@ -94,6 +98,50 @@ class TestDisk:
         assert stored(tmp_path) == before
         monkeypatch.setattr(os, "fsync", real)
         assert finish(local, claim)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("mount is not installed")
+    if done.returncode != 0:
+        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+class TestSmallDisk:
+    def test_a_storage_that_is_full(self, small_disk: Path, tmp_path: Path) -> None:
+        config = JobsConfig(folder=tmp_path, storage=str(small_disk))
+        store = JobStore(config)
+        start(store, 2)
+        one, other = store.lines.claim("tiny", 2)
+        with pytest.raises(StoreUnavailable, match="No space left"):
+            store.lines.finish(one, "completed", b"x" * (2 << 20))
+        assert finish(store, other)
+        assert finish(store, one)
+        assert end(store)
+        store.close()
+
+    def test_a_database_that_is_full(self, small_disk: Path, tmp_path: Path) -> None:
+        url = f"sqlite:///{small_disk}/jobs.sqlite"
+        store = JobStore(JobsConfig(folder=tmp_path, database=url))
+        with pytest.raises(StoreUnavailable, match="full"):
+            for _ in range(100):
+                create(store, as_lines([task("a")]))
+                claimed = store.batches.claim_validation("tiny")
+                assert claimed is not None
+                body = {"prompt": "a" * 30_000}
+                lines = [NewLine(k, str(k), json.dumps(body), k) for k in range(10)]
+                store.lines.add(claimed, lines)
+        assert store.batches.list("", None, 5).items
+        store.close()
 
 
 class TestSqlite:
