@@ -116,6 +116,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+def _fill(store: JobStore) -> None:
+    body = json.dumps({"prompt": "a" * 30_000})
+    for _ in range(100):
+        create(store, as_lines([task("a")]))
+        claimed = store.batches.claim_validation("tiny")
+        assert claimed is not None
+        store.lines.add(claimed, [NewLine(k, str(k), body, k) for k in range(10)])
+
+
 class TestSmallDisk:
     def test_a_storage_that_is_full(self, small_disk: Path, tmp_path: Path) -> None:
         config = JobsConfig(folder=tmp_path, storage=str(small_disk))
@@ -133,13 +142,7 @@ class TestSmallDisk:
         url = f"sqlite:///{small_disk}/jobs.sqlite"
         store = JobStore(JobsConfig(folder=tmp_path, database=url))
         with pytest.raises(StoreUnavailable, match="full"):
-            for _ in range(100):
-                create(store, as_lines([task("a")]))
-                claimed = store.batches.claim_validation("tiny")
-                assert claimed is not None
-                body = {"prompt": "a" * 30_000}
-                lines = [NewLine(k, str(k), json.dumps(body), k) for k in range(10)]
-                store.lines.add(claimed, lines)
+            _fill(store)
         assert store.batches.list("", None, 5).items
         store.close()
 
