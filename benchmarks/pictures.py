@@ -1,6 +1,6 @@
 """Finished pictures for calibration and evaluation of `mini`: scenes that training never showed.
 
-    python -m benchmarks.pictures --pack training/cache --count 96 --seed 501 -o calibration.safetensors
+    python -m benchmarks.pictures --pack training/cache --seed 501 -o data/calibration.safetensors
 
 Scenes are drawn as for training, with another seed, and encoded by the model's own tokenizer; each
 keeps its caption as prompt.

@@ -22,7 +22,7 @@ from sparse_attn.calibrate.statistics import (
     mass_by_offset,
     mass_outside_window,
 )
-from sparse_attn.calibrate.stencil import fit_stencil, held_mass
+from sparse_attn.calibrate.stencil import fit_stencil
 from sparse_attn.geometry import Grid
 from sparse_attn.policies.index_file import IndexFile
 from sparse_attn.policies.stencil_file import FittedStencil, StencilFile
@@ -92,24 +92,21 @@ def stencil_file(
     rows: int | None = None,
     sparsities: Sequence[float] = SPARSITIES,
 ) -> StencilFile:
-    """Stencils with the first row as anchors or without, whichever holds more attention mass."""
+    """Stencils of several sparsities; `rows` is their row bound R."""
     mass = torch.stack([s.mass for s in statistics])
-    stencils = {s: _best_stencil(mass, grid, read_budget(grid, s), rows) for s in sparsities}
+    stencils = {s: _stencil(mass, grid, read_budget(grid, s), rows) for s in sparsities}
     shape = model.shape
     return StencilFile(model.name, grid, shape.layers, shape.kv_heads, stencils)
 
 
-def _best_stencil(mass: Tensor, grid: Grid, budget: int, rows: int | None) -> FittedStencil:
-    fits = []
-    for anchors in (0, grid.stride):
-        if budget > anchors:
-            beside = mass.clone()
-            beside[..., :anchors] = 0
-            by_offset = torch.stack([mass_by_offset(layer, grid) for layer in beside])
-            layers = fit_stencil(by_offset, budget - anchors, rows)
-            held = float(mass[..., :anchors].sum()) + held_mass(by_offset, layers)
-            fits.append((held, FittedStencil(anchors, layers)))
-    return max(fits, key=lambda fit: fit[0])[1]
+def _stencil(mass: Tensor, grid: Grid, budget: int, rows: int | None) -> FittedStencil:
+    """With the first row as anchors, unless that takes more than half of the budget: it holds less
+    attention than the best offsets do, but without it pictures repeat themselves downwards."""
+    anchors = grid.stride if budget >= 2 * grid.stride else 0
+    beside = mass.clone()
+    beside[..., :anchors] = 0
+    by_offset = torch.stack([mass_by_offset(layer, grid) for layer in beside])
+    return FittedStencil(anchors, fit_stencil(by_offset, budget - anchors, rows))
 
 
 def main() -> None:

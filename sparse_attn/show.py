@@ -44,7 +44,7 @@ def policy_picture(
     heads = _default_heads(policy) if heads is None else heads
     _check(policy, positions, heads)
     cells = [[cell_states(policy, layer, head, t) for t in positions] for layer, head in heads]
-    _draw(policy, path, positions, heads, cells, title or _title(policy))
+    _draw(policy, path, positions, heads, cells, _title(policy, title))
 
 
 def cell_states(
@@ -130,10 +130,10 @@ def _check(policy: ReadPolicy, positions: Sequence[int], heads: Sequence[tuple[i
         raise ValueError("name at least one position and one head")
 
 
-def _title(policy: ReadPolicy) -> str:
-    title = f"{policy.name}, sparsity {policy.sparsity:g}, {policy.grid}"
+def _title(policy: ReadPolicy, title: str | None) -> str:
+    title = title or f"{policy.name}, sparsity {policy.sparsity:g}, {policy.grid}"
     example = policy.learns or isinstance(policy, Indexed)
-    return title + (" (an example: depends on the image)" if example else "")
+    return title + ("; an example: it depends on the image" if example else "")
 
 
 def _draw(

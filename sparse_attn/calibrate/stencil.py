@@ -24,17 +24,6 @@ def fit_stencil(
     return tuple(tuple(_offsets(picked[i, h]) for h in range(heads)) for i in range(layers))
 
 
-def held_mass(mass: Float[Tensor, "L H R C"], layers: tuple[tuple[Offsets, ...], ...]) -> float:
-    """Mass at the chosen offsets of all heads."""
-    middle = mass.shape[3] // 2
-    return sum(
-        float(mass[i, h, dr, dc + middle])
-        for i, heads in enumerate(layers)
-        for h, offsets in enumerate(heads)
-        for dr, dc in offsets
-    )
-
-
 def _offsets(picked: Tensor) -> Offsets:
     middle = picked.shape[1] // 2
     return tuple((int(dr), int(dc) - middle) for dr, dc in picked.nonzero().tolist())

@@ -1,5 +1,6 @@
 """`indexed`: per head and query the keys that a small index ranks highest."""
 
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -56,6 +57,7 @@ class Indexed(ReadPolicy):
         self.dims, self.rerank, self.share, self.recent = dims, rerank, share, recent
         self._check(resident)
         self.rings = self._rings(resident)
+        self._heads_by_ring = Counter(ring for layer in self.rings for ring in layer)
         self._layers: dict[tuple[int, torch.device], IndexLayer] = {}
         self._windows: dict[torch.device, Tensor] = {}
 
@@ -129,26 +131,20 @@ class Indexed(ReadPolicy):
             self._windows[device] = windows.to(device)
         return ReadPlan(self._windows[device], state, 0, self.grid.stride)
 
-    def stored(self, layer: int, head: int, t: int) -> int:
-        """Keys of a head that are stored for the query at position t."""
-        return min(t + 1, self.anchors + self.rings[layer][head])
-
     def read_total(self, t: int) -> int:
-        return sum(
-            min(self.budget, self.stored(layer, head, t))
-            for layer in range(self.heads.layers)
-            for head in range(self.heads.kv_heads)
-        )
+        return sum(n * min(self.budget, stored) for stored, n in self._stored(t))
 
     def extra_read_bytes(self, t: int, entry_bytes: int) -> int:
         """The index of every stored key, and the keys of the candidates."""
-        total = 0
-        for layer in range(self.heads.layers):
-            for head in range(self.heads.kv_heads):
-                stored = self.stored(layer, head, t)
-                total += stored * self.index_bytes
-                total += min(stored, self.candidates) * entry_bytes // 2
-        return total
+        per_key = [
+            n * (stored * self.index_bytes + min(stored, self.candidates) * entry_bytes // 2)
+            for stored, n in self._stored(t)
+        ]
+        return sum(per_key)
+
+    def _stored(self, t: int) -> list[tuple[int, int]]:
+        """(keys stored for the query at position t, heads that store so many)."""
+        return [(min(t + 1, self.anchors + ring), n) for ring, n in self._heads_by_ring.items()]
 
     def read_bound(self) -> int:
         return self.budget

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from sparse_attn import attention, policies, reference
@@ -140,8 +140,13 @@ def inputs(policy: ReadPolicy, seed: int) -> tuple[torch.Tensor, torch.Tensor, t
     return q, k, v
 
 
-def drawn(policy: ReadPolicy, seed: int, masks: list[torch.Tensor] | None = None) -> torch.Tensor:
-    """Layer 0 of a whole image on the reference backend, in a poisoned cache: [N, H, D]."""
+def drawn(
+    policy: ReadPolicy,
+    seed: int,
+    masks: list[torch.Tensor] | None = None,
+    backend: attention.Backend = "reference",
+) -> torch.Tensor:
+    """Layer 0 of a whole image, in a poisoned cache: [N, H, D]."""
     layout = CacheLayout.of(policy, PROMPT, DIM, FORMATS["fp32"])
     entries = -(-layout.bytes // layout.format.entry_bytes(DIM))
     arena = layout.format.empty(entries, DIM, CPU)
@@ -156,9 +161,9 @@ def drawn(policy: ReadPolicy, seed: int, masks: list[torch.Tensor] | None = None
         if masks is not None and not policy.index_bytes:
             masks.append(policy.reads(0, state, batch)[0])
         new = slice(PROMPT + t, PROMPT + t + 1)
-        attention.append(k[new], v[new], cache, batch, "reference", plan=plan)
+        attention.append(k[new], v[new], cache, batch, backend, plan=plan)
         args = (q[t][None], cache, policy, plan, batch, DIM**-0.5)
-        out.append(attention.decode(*args, layer=0, state=state, backend="reference"))
+        out.append(attention.decode(*args, layer=0, state=state, backend=backend))
         if masks is not None and policy.index_bytes:
             masks.append(policy.reads(0, state, batch)[0])
     return torch.cat(out)
@@ -202,3 +207,15 @@ def test_teacher_forcing_reads_what_decoding_reads(policy: ReadPolicy, seed: int
     q, k, _ = inputs(policy, seed)
     sets = read_sets(policy, 0, q[None], k[None, PROMPT:], k[None, :PROMPT], DIM**-0.5)
     assert torch.equal(sets[0], torch.stack(masks, 1))
+
+
+@pytest.mark.usefixtures("native")
+@given(any_policy(), st.integers(0, 9))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_compiled_operators_draw_what_the_reference_draws(
+    policy: ReadPolicy, seed: int
+) -> None:
+    """Picks by an index are compared in test_index: rounding may decide between two keys here."""
+    assume(attention.why_not(policy, "native") is None and not policy.index_bytes)
+    native = drawn(policy, seed, backend="native")
+    assert torch.allclose(native, drawn(policy, seed), atol=1e-5)
