@@ -76,6 +76,8 @@ def _goal(target: dict[str, Any]) -> str:
 def _rows(result: dict[str, Any], rest: list[str]) -> str:
     columns, filters = rest[0].split(","), [pair.split("=", 1) for pair in rest[1:]]
     chosen = [r for r in result["rows"] if all(str(r.get(k)) == v for k, v in filters)]
+    if not chosen:
+        return "*Not measured yet: the results file has no such rows.*"
     for column in columns:
         if not any(column in row for row in chosen):
             raise ValueError(f"no row has a column {column!r}")

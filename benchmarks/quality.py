@@ -80,6 +80,11 @@ def evicting(resident: float, index: Options) -> Iterator[Case]:
     yield Case("evicting", "windows per head", "indexed", 0.0, index | kept)
     yield Case("evicting", "first row and last keys", "window", sparsity, FIRST_ROW)
     yield Case("evicting", "last keys", "window", sparsity)
+
+
+def evicting_by_score(resident: float) -> Iterator[Case]:
+    """What language models do."""
+    sparsity = 1 - resident
     yield Case("evicting", "H2O, decay .95", "h2o", sparsity, {"decay": 0.95})
     yield Case("evicting", "TOVA", "tova", sparsity)
     yield Case("evicting", "ALISA", "alisa", sparsity)
@@ -90,9 +95,11 @@ def cases(grid_budget: dict[float, int], index: Options, stencil: Options) -> It
     yield from reading(0.9, grid_budget[0.9], index, stencil)
     yield Case("formats", "dense, int8", "dense", format="int8")
     yield Case("formats", "indexed at .9, int8", "indexed", 0.9, index, "int8")
-    yield from evicting(RESIDENT[0], index)
+    for resident in RESIDENT[:2]:
+        yield from evicting(resident, index)
     yield from reading(0.95, grid_budget[0.95], index, stencil)
-    yield from evicting(RESIDENT[1], index)
+    for resident in RESIDENT:
+        yield from evicting_by_score(resident)
     yield from reading(0.8, grid_budget[0.8], index, stencil)
     for resident in RESIDENT[2:]:
         yield from evicting(resident, index)
@@ -162,6 +169,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pictures", type=Path, required=True, help="held-out pictures")
     parser.add_argument("--files", type=Path, default=FOLDER, help="folder of calibration files")
     parser.add_argument("--count", type=int, default=24, help="pictures used")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the rows of an output that was cut short"
+    )
     parser.add_argument("--limit", type=int, help="configurations measured, of the first ones")
     parser.add_argument("--backend", default="native", choices=("native", "reference"))
     parser.add_argument("--threads", type=int, default=2)
@@ -178,8 +188,13 @@ def main() -> None:
     index = {"file": str(args.files / index_path(quality.name).name)}
     stencil = {"file": str(args.files / stencil_path(quality.name).name)}
     budgets = {s: read_budget(model.grid, s) for s in SPARSITIES}
-    rows = []
+    rows: list[dict[str, Any]] = []
+    if args.resume and args.output.is_file():
+        rows = json.loads(args.output.read_text(encoding="utf-8"))["rows"]
+    done = {(r["group"], r["name"], r["sparsity"], str(r["options"])) for r in rows}
     for case in list(cases(budgets, index, stencil))[: args.limit]:
+        if (case.group, case.name, case.sparsity, str(_named(case.options))) in done:
+            continue
         rows.append(quality.row(case))
         print(json.dumps(rows[-1]), flush=True)
         command = " ".join(["python -m benchmarks.quality", *sys.argv[1:]])
