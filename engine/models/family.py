@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -120,9 +121,8 @@ class DecoderModel(VisualModel):
         """A tokenizer for random weights; special tokens take the last ids that are free."""
         taken = {*config.image_ids, config.row_id}
         free = (i for i in reversed(range(config.vocabulary)) if i not in taken)
-        return WordHash(
-            config.vocabulary, dict(zip(cls.special_tokens.values(), free, strict=False))
-        )
+        special = dict(zip(cls.special_tokens.values(), free, strict=False))
+        return WordHash(config.vocabulary, special, taken)
 
     @classmethod
     def checkpoint(cls, folder: Path, config: FamilyConfig) -> Checkpoint:
@@ -248,13 +248,29 @@ class DecoderModel(VisualModel):
         return self.pixels.pictures(self.picture_tokens(tokens, grid))
 
     def _fitting(self, ids: Sequence[int], prompt: str) -> tuple[int, ...]:
-        """The ids, if a sequence has room for them."""
+        """The ids, if a sequence has room for them and the prompt's words are words.
+
+        A prompt that spells out a token by which the model marks an image would break the marks.
+        """
+        self._refuse_marks(prompt)
         if len(ids) > self.shape.prompt:
             raise ValueError(
                 f"the prompt has {len(ids)} tokens with its template; {self.name!r} takes at most "
                 f"{self.shape.prompt}: shorten it, or load the model with more prompt_tokens"
             )
         return tuple(ids)
+
+    def _refuse_marks(self, prompt: str) -> None:
+        ids = self.text.encode(prompt)
+        for key, mark in self.special.items():
+            if mark in ids:
+                raise ValueError(f"the prompt spells out the model's {key}; leave that out")
+        if self._marks.intersection(ids):
+            raise ValueError("the prompt spells out image tokens; leave them out")
+
+    @cached_property
+    def _marks(self) -> frozenset[int | None]:
+        return frozenset((*self.config.image_ids, self.config.row_id))
 
 
 def table_params(c: FamilyConfig, embed: str, head: str, norm: str) -> list[Param]:

@@ -2,7 +2,8 @@
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -59,12 +60,17 @@ class FileTokenizer:
 
 
 class WordHash:
-    """Stands in for a tokenizer where weights are random: one id per word, `special` as given."""
+    """Stands in for a tokenizer where weights are random: one id per word, `special` as given.
 
-    def __init__(self, size: int, special: Mapping[str, int]) -> None:
+    taken: ids that are no words (image tokens).
+    """
+
+    def __init__(
+        self, size: int, special: Mapping[str, int], taken: Collection[int | None] = ()
+    ) -> None:
         self._special, self._size = dict(special), size
-        taken = set(special.values())
-        self._free = [i for i in range(min(size, 4096)) if i not in taken]
+        no_words = {*special.values(), *taken}
+        self._free = list(islice((i for i in range(size) if i not in no_words), 4096))
 
     def encode(self, text: str) -> list[int]:
         return [i for word in text.split() for i in self._ids(word)]

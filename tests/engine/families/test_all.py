@@ -1,6 +1,7 @@
 """What holds for every family: images independent of their batch mates, every policy, partial
 pictures, random weights."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from sparse_attn import attention, policies
 from sparse_attn.policy import Heads
 from tests.engine.families import harness
 from tests.engine.families.zoo import ZOO
+from tests.sparse_attn.policies.strategies import random_index
 
 SAMPLED = Sampling(guidance_scale=2.5, temperature=1.0, top_k=40, top_p=0.95)
 
@@ -86,6 +88,23 @@ def test_every_policy_reads_what_the_reference_reads(
         rows.append(torch.stack(recorder.seen))
     assert rows[0].isfinite().all()
     assert (rows[0] - rows[-1]).abs().max() < 1e-4
+
+
+@pytest.mark.skipif(len(harness.backends()) < 2, reason="needs the native operators")
+def test_an_index_picks_what_the_reference_picks(model: DecoderModel, tmp_path: Path) -> None:
+    shape, file = model.shape, tmp_path / "index.safetensors"
+    index = random_index(model.grid, Heads(shape.layers, shape.kv_heads), shape.head_dim)
+    replace(index, model=model.name).save(file)
+    choice = PolicyChoice("indexed", 0.5, (("file", str(file)),))
+    rows = []
+    for backend in harness.backends():
+        inner = model.logits
+        recorder = harness.Recorder(model)
+        asked = [harness.request(p, policy=choice) for p in harness.PROMPTS[:2]]
+        harness.draw(harness.engine_of(model, backend), asked)
+        model.logits = inner  # type: ignore[method-assign]
+        rows.append(torch.stack(recorder.seen))
+    assert (rows[0] - rows[1]).abs().max() < 1e-4
 
 
 def test_partial_pictures(model: DecoderModel) -> None:

@@ -129,6 +129,20 @@ def test_requests_a_model_cannot_serve_are_refused(tmp_path: Path) -> None:
     assert not engine.runner.images
 
 
+@pytest.mark.parametrize(
+    ("spelled", "said"),
+    [
+        ("a <|image start|> b", "boi_token"), ("a<|extra_200|>", "image tokens"),
+        ("<|extra_203|>", "bos_token"),
+    ],
+)  # fmt: skip
+def test_prompts_cannot_spell_out_marks(tmp_path: Path, spelled: str, said: str) -> None:
+    test_emu3.save(tmp_path)
+    model = test_emu3.load(tmp_path)
+    with pytest.raises(ValueError, match=f"spells out .*{said}"):
+        model.encode_prompt(spelled, model.grid)
+
+
 def test_prompt_tokens_bound_prompt_and_cache(tmp_path: Path) -> None:
     test_janus.save(tmp_path)
     small = Janus.load("janus", tmp_path, harness.options(prompt_tokens=40))

@@ -52,7 +52,7 @@ def _simplear(folder: Path, backend: Backend) -> DecoderModel:
 
 
 def _liquid(folder: Path, backend: Backend) -> DecoderModel:
-    test_simplear.save_liquid(folder)
+    test_simplear.save_liquid(folder, head_dim=16)
     return test_simplear.load_liquid(folder, backend)
 
 
