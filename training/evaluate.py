@@ -12,7 +12,6 @@ from torch import Tensor
 
 from engine.models.mini_text import MAX_WORDS, UNK
 from engine.models.mini_vq import FSQTokenizer
-from engine.teacher import Pictures
 from training.compose import Atlas, build_atlas, compose_batch, sprites_used
 from training.export import Mini
 from training.prompts import FIXED, NATURAL, UNKNOWN
@@ -27,8 +26,6 @@ from training.transformer import MiniTransformer, token_loss
 SEEDS: dict[Split, int] = {"train": 777, "pairs": 999, "styles": 998}
 """Validation scenes: the first from the training distribution, none of them seen in training."""
 
-PICTURES_SEED = 4242
-"""Scenes that policies are measured and calibrated on."""
 BLANK = "blank pictures"
 Row = dict[str, Any]
 
@@ -161,16 +158,6 @@ def count_blank(images: Float[Tensor, "n 3 h w"]) -> int:
     rough = images - torch.nn.functional.avg_pool2d(images, 25, 1, 12, count_include_pad=False)
     busy = (rough.abs().amax(1) > 0.08).float().mean((1, 2))
     return int((busy < 0.005).sum())
-
-
-def held_out_pictures(
-    mini: Mini, data: SpritePack, count: int, seed: int = PICTURES_SEED
-) -> Pictures:
-    """Unseen scenes as the engine reads them: word ids and begin-of-image, visual tokens."""
-    held = _held(data, torch.device("cpu"), "train", seed, count)
-    text, tokens = _encode(mini.tokenizer, held)
-    begin = torch.full((count, 1), mini.transformer.config.text_vocab)
-    return Pictures(torch.cat([text, begin], 1), tokens)
 
 
 def sheet_prompts(data: SpritePack) -> list[tuple[str, list[str], int]]:

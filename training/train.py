@@ -183,19 +183,6 @@ def judge(
     typer.echo(json.dumps(targets, indent=1))
 
 
-@app.command()
-def pictures(
-    out: Annotated[Path, typer.Argument(help="Safetensors file to write.")],
-    pack: PackOption = CACHE,
-    weights: Annotated[Path, typer.Option(help="Folder with the shipped weights.")] = ASSETS,
-    count: Annotated[int, typer.Option(help="How many.")] = 96,
-    seed: Annotated[int, typer.Option(help="Seed of the scenes.")] = evaluation.PICTURES_SEED,
-) -> None:
-    """Write unseen scenes as tokens, for `benchmarks.quality` and calibration."""
-    mini = assets.read(weights, torch.device("cpu"))
-    evaluation.held_out_pictures(mini, SpritePack.load(pack), count, seed).save(out)
-
-
 def write_results(out: Path, rows: list[dict[str, Any]]) -> None:
     """A results file with the targets that need no eyes."""
     found = report.measured_targets(rows) if out.name == RESULTS.name else {}
