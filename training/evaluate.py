@@ -48,9 +48,10 @@ class Held:
     images: Float[Tensor, "n 3 h w"]
 
 
-def hold(data: SpritePack, device: torch.device, scenes: int) -> list[Held]:
-    """Draw the validation scenes of every split."""
-    return [_held(data, device, split, seed, scenes) for split, seed in SEEDS.items()]
+def hold(data: SpritePack, device: torch.device, scenes: int, reconstructed: int) -> list[Held]:
+    """Draw the validation scenes of every split; more of the first, for the image tokenizer."""
+    counts = {"train": max(scenes, reconstructed)}
+    return [_held(data, device, s, seed, counts.get(s, scenes)) for s, seed in SEEDS.items()]
 
 
 def measure(models: Models, held: list[Held], every_case: bool = True) -> list[Row]:
@@ -64,7 +65,7 @@ def measure(models: Models, held: list[Held], every_case: bool = True) -> list[R
         _row("mean absolute error", models, l1, "of 1", pictures),
         _row("codes used", models, float(len(tokens.unique())), "of 4096", pictures),
     ]
-    for name, text, image in _likelihood_cases(models, held if every_case else held[:1]):
+    for name, text, image in _likelihood_cases(models, held):
         mean, error = likelihood(models.transformer, text, image)
         rows.append(_row(name, models, mean, "nats/token", len(text), error))
         if not every_case:
@@ -75,7 +76,8 @@ def measure(models: Models, held: list[Held], every_case: bool = True) -> list[R
 def _likelihood_cases(
     models: Models, held: list[Held]
 ) -> Iterator[tuple[str, Int64[Tensor, "n 32"], Int64[Tensor, "n 576"]]]:
-    coded = {h.split: _encode(models.tokenizer, h) for h in held}
+    count = min(len(h.images) for h in held)
+    coded = {h.split: _encode(models.tokenizer, h, count) for h in held}
     text, image = coded["train"]
     yield "NLL", text, image
     yield "NLL without caption", torch.zeros_like(text), image
@@ -210,10 +212,10 @@ def _held(data: SpritePack, device: torch.device, split: Split, seed: int, scene
 
 @torch.no_grad()
 def _encode(
-    tokenizer: FSQTokenizer, held: Held
+    tokenizer: FSQTokenizer, held: Held, count: int
 ) -> tuple[Int64[Tensor, "n 32"], Int64[Tensor, "n 576"]]:
-    tokens = torch.cat([tokenizer.encode(part) for part in held.images.split(32)])
-    return torch.from_numpy(held.batch.text).to(tokens.device).long(), tokens
+    tokens = torch.cat([tokenizer.encode(part) for part in held.images[:count].split(32)])
+    return torch.from_numpy(held.batch.text[:count]).to(tokens.device).long(), tokens
 
 
 def _row(

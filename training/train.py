@@ -129,15 +129,16 @@ def export(
     pack: PackOption = CACHE,
     run: RunOption = RUN,
     out: Annotated[Path, typer.Option(help="Folder to write.")] = ASSETS,
-    guidance: Annotated[float, typer.Option(help="Default guidance scale.")] = 4.0,
-    top_p: Annotated[float, typer.Option(help="Default top-p.")] = 0.9,
+    guidance: Annotated[float, typer.Option(help="Default guidance scale.")] = 3.0,
+    temperature: Annotated[float, typer.Option(help="Default temperature.")] = 0.9,
+    top_p: Annotated[float, typer.Option(help="Default top-p.")] = 0.8,
     tiny: Annotated[bool, typer.Option(help="The run was tiny.")] = False,
 ) -> None:
     """Write the INT8 weights of a run's checkpoints."""
     data = SpritePack.load(pack, images=False)
     tokenizer, transformer = load_run(run, data, torch.device("cpu"), tiny)
     words = build_tokenizer(data.concepts, data.styles)
-    sampling = Sampling(guidance_scale=guidance, top_p=top_p)
+    sampling = Sampling(guidance, temperature, top_p=top_p)
     assets.write(out, words, tokenizer, transformer, sampling)
     for path in sorted(out.iterdir()):
         typer.echo(f"{path.name}: {path.stat().st_size / 2**20:.1f} MiB")
@@ -150,13 +151,14 @@ def evaluate(
     run: Annotated[Path | None, typer.Option(help="Compare with a run's checkpoints.")] = None,
     out: Annotated[Path, typer.Option(help="Results file to write.")] = RESULTS,
     images: Annotated[Path, typer.Option(help="Folder for the contact sheets.")] = IMAGES,
-    scenes: Annotated[int, typer.Option(help="Validation scenes of each split.")] = 512,
+    reconstructed: Annotated[int, typer.Option(help="Scenes for the image tokenizer.")] = 512,
+    scenes: Annotated[int, typer.Option(help="Scenes of each split for likelihoods.")] = 96,
     tiny: Annotated[bool, typer.Option(help="The run was tiny.")] = False,
 ) -> None:
     """Measure the shipped INT8 weights and draw the contact sheets."""
     device, data = pick_device(), SpritePack.load(pack)
     mini = assets.read(weights, device)
-    held = evaluation.hold(data, device, scenes)
+    held = evaluation.hold(data, device, scenes, reconstructed)
     rows = evaluation.measure(evaluation.Models("int8", mini.tokenizer, mini.transformer), held)
     if run is not None:
         full = evaluation.Models("trained", *load_run(run, data, device, tiny))
