@@ -1,11 +1,13 @@
 """The engine: requests in, events out, one step at a time."""
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import lcm
 
 import torch
+from torch import Tensor
 
 from engine.cache import KVArena
 from engine.config import EngineConfig
@@ -18,11 +20,15 @@ from engine.partial import partial_due, unfinished
 from engine.runner import Runner
 from scheduler.config import SchedulerConfig
 from scheduler.plan import StepPlan
-from scheduler.request import ImageRequest
+from scheduler.request import ImageRequest, PolicyChoice
 from scheduler.scheduler import Scheduler
+from sparse_attn.geometry import Grid
 from sparse_attn.layout import ALIGNMENT
 
 Listener = Callable[[Event], None]
+
+LEARNED_PICTURES = 8
+"""Finished pictures whose learnt reads are kept, for those who want to see them."""
 
 
 @dataclass(slots=True)
@@ -35,6 +41,15 @@ class Counters:
     failed: int = 0
     aborted: int = 0
     kv_read_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Learned:
+    """What a policy had learnt when a picture was finished: its state of one sequence."""
+
+    choice: PolicyChoice
+    grid: Grid
+    state: Tensor
 
 
 class Engine:
@@ -51,6 +66,7 @@ class Engine:
         self.runner = Runner(self.model, arena, self.backend)
         self.intake = Intake(self.model, config)
         self.counters = Counters()
+        self.learned: OrderedDict[str, Learned] = OrderedDict()
         self._listeners: dict[int, Listener] = {}
 
     def add(self, request: ImageRequest, listener: Listener) -> None:
@@ -126,9 +142,18 @@ class Engine:
         stats = image.stats(time.monotonic())
         self.counters.finished += 1
         self.counters.kv_read_bytes += stats.kv_read_bytes
+        self._keep_learned(image)
         drawn = tuple(image.tokens)
         self._tell(image, Finished(image.index, image.seed, pixels, drawn, stats))
         self._drop(image)
+
+    def _keep_learned(self, image: Image) -> None:
+        """By the id of the request; of several pictures the last one finished stays."""
+        state = self.runner.state_of(image)
+        if state is not None:
+            self.learned[image.request.id] = Learned(image.request.policy, image.grid, state)
+            if len(self.learned) > LEARNED_PICTURES:
+                self.learned.popitem(last=False)
 
     def _fail(self, image: Image, reason: str) -> None:
         self.counters.failed += 1

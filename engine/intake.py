@@ -61,6 +61,10 @@ class Intake:
         """Policy and cache layout of a choice on the default grid."""
         return self._group(choice, self.model.grid)
 
+    def policy(self, choice: PolicyChoice, size: tuple[int, int] | None) -> policies.ReadPolicy:
+        """The policy of a choice on the grid of a size, made anew: nothing is kept for it."""
+        return self._policy(choice, self._grid_of(size))
+
     def _group(self, choice: PolicyChoice, grid: Grid) -> Group:
         """Policy and cache layout of a choice on a grid, the same for all images that use it."""
         with self._lock:
@@ -84,8 +88,11 @@ class Intake:
             self._recent.popitem(last=False)
 
     def _grid(self, request: ImageRequest) -> Grid:
+        return self._grid_of(request.size)
+
+    def _grid_of(self, size: tuple[int, int] | None) -> Grid:
         try:
-            return self.model.grid_of(request.size or self.model.pixel_size)
+            return self.model.grid_of(size or self.model.pixel_size)
         except ValueError as error:
             raise RequestError(str(error), "size") from error
 

@@ -61,6 +61,14 @@ class Runner:
             self._pool(image.group).give_back(row)
         image.rows = ()
 
+    def state_of(self, image: Image) -> Tensor | None:
+        """A copy of what the policy has learnt for the conditional sequence, [1, layers, ...] on
+        the CPU; None if nothing is learnt."""
+        if not image.group.policy.learns:
+            return None
+        state = self._pool(image.group).state
+        return None if state is None else state[[image.rows[0]]].cpu()
+
     def _release(self, numbers: tuple[int, ...]) -> None:
         for number in numbers:
             if number in self.images:

@@ -13,7 +13,9 @@ from engine.config import EngineConfig
 from engine.engine import Engine, Listener
 from engine.events import Event, Failed, Finished
 from engine.models.base import VisualModel
-from engine.service_api import EngineStats, Health, ModelInfo
+from engine.policy_info import PolicyCatalog, ReadSet
+from engine.reads import catalog, read_set
+from engine.service_api import EngineStats, Health, ModelInfo, ReadQuery
 from scheduler.request import ImageRequest, RequestError
 from sparse_attn.policies import POLICIES
 
@@ -96,6 +98,20 @@ class EngineService:
             if open_images:
                 for request in requests:
                     self._command(partial(self._engine.abort, request.id))
+
+    def policies(self) -> PolicyCatalog:
+        return catalog(self._engine.model, self._engine.backend)
+
+    def read_set(self, query: ReadQuery) -> ReadSet:
+        """What a head reads and keeps at a position. Raises RequestError for what is not there."""
+        policy = self._engine.intake.policy(query.policy, query.size)
+        learned = self._engine.learned.get(query.picture or "")
+        fits = learned is not None and (learned.choice, learned.grid) == (query.policy, policy.grid)
+        state = learned.state if learned is not None and fits else None
+        try:
+            return read_set(policy, query.layer, query.head, query.position, state)
+        except ValueError as error:
+            raise RequestError(str(error), str(error).split()[0]) from error
 
     def health(self) -> Health:
         alive = self._thread is not None and self._thread.is_alive() and self._error is None

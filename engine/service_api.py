@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.events import Event
-from scheduler.request import ImageRequest, Sampling
+from engine.policy_info import PolicyCatalog, ReadSet
+from scheduler.request import ImageRequest, PolicyChoice, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,18 @@ class EngineStats:
     kv_read_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class ReadQuery:
+    """Which reads are asked for. `picture`: id of a request whose learnt reads are wanted."""
+
+    policy: PolicyChoice
+    layer: int
+    head: int
+    position: int
+    size: tuple[int, int] | None = None
+    picture: str | None = None
+
+
 class EventStream(Protocol):
     """The events of one request. `aclose` aborts what still runs of it; it is idempotent."""
 
@@ -80,6 +93,13 @@ class ImageService(Protocol):
 
     def run(self, requests: Sequence[ImageRequest]) -> Iterator[tuple[int, Event]]:
         """Submit many requests from a plain thread and yield (request index, event)."""
+
+    def policies(self) -> PolicyCatalog:
+        """The policies, their options, and whether this engine can run them."""
+
+    def read_set(self, query: ReadQuery) -> ReadSet:
+        """What a head reads and keeps at a position. Raises RequestError for what is not there.
+        A picture whose learnt reads are no longer kept is answered like a fresh one."""
 
     def health(self) -> Health: ...
 
