@@ -44,7 +44,27 @@ class Picture(BaseModel):
     seed: int
 
 
+class DrawingCost(BaseModel):
+    """What a picture cost; an addition, under the one key `bishop`.
+
+    seconds: from its first step to its last. kv_read_bytes: visual KV read by attention;
+    kv_resident_bytes: visual KV stored; both of all its sequences. density: keys read / keys
+    dense attention reads, prompt included, mean over the picture.
+    """
+
+    seed: int
+    tokens: int
+    seconds: float
+    queue_seconds: float
+    tokens_per_second: float
+    kv_read_bytes: int
+    kv_resident_bytes: int
+    density: float
+
+
 class ImagesAnswer(BaseModel):
+    """`bishop` is an addition: the cost of each picture, in the order of `data`."""
+
     created: int
     background: Background = "opaque"
     data: list[Picture]
@@ -53,6 +73,7 @@ class ImagesAnswer(BaseModel):
     size: str
     usage: Usage
     safety_identifier: str | None = None
+    bishop: list[DrawingCost]
 
 
 class StreamUsage(BaseModel):
@@ -73,7 +94,17 @@ class PartialImageEvent(BaseModel):
     output_format: Format
 
 
+class ProgressEvent(BaseModel):
+    """An addition, sent only to clients that ask for it: `done` of `total` tokens are drawn."""
+
+    type: Literal["bishop.progress"] = "bishop.progress"
+    done: int
+    total: int
+
+
 class CompletedEvent(BaseModel):
+    """`bishop` is an addition: the cost of the picture."""
+
     type: Literal["image_generation.completed"] = "image_generation.completed"
     b64_json: str
     created_at: int
@@ -83,6 +114,7 @@ class CompletedEvent(BaseModel):
     output_format: Format
     usage: StreamUsage
     safety_identifier: str | None = None
+    bishop: DrawingCost
 
 
 class SamplingDefaults(BaseModel):

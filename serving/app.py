@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from engine.service_api import ImageService
 from scheduler.jobs.store import JobStore
-from serving import batches, errors, files, images, info
+from serving import batches, errors, explain, files, images, info, playground
 from serving.config import ServerConfig
 from serving.desk import Desk
 from serving.guard import Guard
@@ -35,8 +35,10 @@ def create_app(
         title="Bishop", version=_version(), docs_url=None, redoc_url=None, lifespan=_lifespan
     )
     app.state.bishop = state
-    for room in (images, info, files, batches) if config.jobs else (images, info):
+    rooms = (images, info, explain, files, batches) if config.jobs else (images, info, explain)
+    for room in rooms:
         app.include_router(room.router)
+    playground.install(app)
     errors.install(app)
     app.add_middleware(Guard, state=state)
     if state.tracer is not None:

@@ -67,6 +67,7 @@ class GenerationBody(BaseModel):
     policy: Name | None = None
     sparsity: Annotated[float, Field(ge=0, lt=1)] | None = None
     policy_options: Annotated[dict[Name, Option], Field(max_length=32)] | None = None
+    progress: bool | None = None
 
     @field_validator(*_REFUSED, mode="before")
     @classmethod
@@ -125,6 +126,8 @@ def _conflicts(body: GenerationBody) -> Iterator[tuple[str, str]]:
         yield "output_compression", "png is lossless: use jpeg or webp, or leave it out"
     if body.partial_images and not body.stream:
         yield "partial_images", "partial pictures need stream: true"
+    if body.progress and not body.stream:
+        yield "progress", "progress needs stream: true"
     if body.stream and body.n not in (None, 1):
         yield "n", "a stream carries one picture: send one request for each"
     if body.stream and body.response_format == "url":

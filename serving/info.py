@@ -1,10 +1,8 @@
-"""What the server says about itself: models, health, metrics, and the page at /."""
+"""What the server says about itself: models, health, metrics."""
 
-import html
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import HTMLResponse
 from prometheus_client import exposition
 
 from engine.service_api import ModelInfo
@@ -78,31 +76,3 @@ async def metrics(http: Request) -> Response:
     encode, media_type = exposition.choose_encoder(http.headers.get("accept", ""))
     body = encode(ServerState.of(http).metrics.registry)
     return Response(body, headers={"content-type": media_type})
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>Bishop</title>
-<style>
-body {{ font: 1rem/1.5 system-ui, sans-serif; max-width: 44rem; margin: auto; padding: 2rem 1rem }}
-pre {{ overflow-x: auto; padding: 1rem; background: #8882; border-radius: .5rem }}
-:root {{ color-scheme: light dark }}
-</style>
-<h1>Bishop is serving {model}</h1>
-<p>The API is OpenAI's Images API at <code>{url}v1</code>. Draw a picture:</p>
-<pre>curl -s {url}v1/images/generations -H 'Content-Type: application/json' \\
-  -d '{{"prompt": "a red apple", "seed": 1, "response_format": "url"}}'</pre>
-<p><a href="v1/models">Models</a> · <a href="health">health</a> · <a href="metrics">metrics</a> ·
-<a href="openapi.json">API description</a></p>
-</html>
-"""
-
-
-@router.get("/", response_class=HTMLResponse, include_in_schema=False)
-async def index(http: Request) -> HTMLResponse:
-    name, url = ServerState.of(http).service.model.name, str(http.base_url)
-    page = _PAGE.format(model=html.escape(name), url=html.escape(url))
-    headers = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
-    return HTMLResponse(page, headers=headers)

@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import UInt8
 
-from engine.events import Finished, Partial
+from engine.events import Finished, Partial, Progress
 from engine.pixels import encode
 from serving.answers import (
     CompletedEvent,
+    DrawingCost,
     ImagesAnswer,
     PartialImageEvent,
     Picture,
+    ProgressEvent,
     StreamUsage,
     TokenDetails,
     Usage,
@@ -54,7 +56,12 @@ def answer_of(
         size=_size(finished[0].pixels),
         usage=_usage(finished),
         safety_identifier=body.safety,
+        bishop=[_cost(image) for image in finished],
     )
+
+
+def progress_event(progress: Progress) -> ProgressEvent:
+    return ProgressEvent(done=progress.done, total=progress.total)
 
 
 async def partial_event(body: GenerationBody, partial: Partial) -> PartialImageEvent:
@@ -76,6 +83,7 @@ async def completed_event(body: GenerationBody, finished: Finished) -> Completed
         output_format=body.format,
         usage=StreamUsage(**usage.model_dump(exclude={"output_tokens_details"})),
         safety_identifier=body.safety,
+        bishop=_cost(finished),
     )
 
 
@@ -89,6 +97,20 @@ async def _base64(body: GenerationBody, pixels: Pixels) -> str:
 
 def _size(pixels: Pixels) -> str:
     return f"{pixels.shape[1]}x{pixels.shape[0]}"
+
+
+def _cost(image: Finished) -> DrawingCost:
+    stats = image.stats
+    return DrawingCost(
+        seed=image.seed,
+        tokens=stats.tokens,
+        seconds=round(stats.seconds, 4),
+        queue_seconds=round(stats.queue_seconds, 4),
+        tokens_per_second=round(stats.tokens / stats.seconds, 2) if stats.seconds else 0.0,
+        kv_read_bytes=stats.kv_read_bytes,
+        kv_resident_bytes=stats.kv_resident_bytes,
+        density=round(stats.density, 6),
+    )
 
 
 def _usage(finished: Sequence[Finished]) -> Usage:

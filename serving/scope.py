@@ -13,7 +13,7 @@ from serving.errors import as_api_error
 from serving.keys import ApiKey
 
 HEADER = "x-request-id"
-QUIET = ("/health", "/ready", "/metrics")
+QUIET = ("/health", "/ready", "/metrics", "/v1/bishop/queue", "/v1/bishop/read_set")
 """Paths that are polled; their log lines are for debugging only."""
 
 log = logging.getLogger("bishop.server")

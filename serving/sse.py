@@ -8,13 +8,19 @@ from contextlib import aclosing
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
 
-from engine.events import Event, Failed, Finished, Partial
-from serving.answers import CompletedEvent, PartialImageEvent
+from engine.events import Event, Failed, Finished, Partial, Progress
+from serving.answers import CompletedEvent, PartialImageEvent, ProgressEvent
 from serving.body import GenerationBody
+<<<<<<< HEAD
 from serving.drawing import Drawing, cancelled, unless_ended
 from serving.errors import ApiError, as_api_error
 from serving.render import completed_event, partial_event
 from serving.state import ServerState
+=======
+from serving.drawing import Drawing, cancelled, unless_gone
+from serving.errors import as_api_error
+from serving.render import completed_event, partial_event, progress_event
+>>>>>>> 0afdd93 (Add the playground: drawing, comparing, reads over the picture, queue and history)
 
 
 class PictureStream(EventSourceResponse):
@@ -57,8 +63,10 @@ def _error_line(error: ApiError) -> bytes:
 
 async def _tell(
     event: Event, drawing: Drawing, body: GenerationBody
-) -> PartialImageEvent | CompletedEvent | None:
+) -> PartialImageEvent | CompletedEvent | ProgressEvent | None:
     match event:
+        case Progress() if body.progress:
+            return progress_event(event)
         case Partial():
             return await partial_event(body, event)
         case Finished():

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.events import Event, Failed, Finished, ImageStats, Partial, Progress
-from engine.service_api import EngineStats, Health, ModelInfo
+from engine.policy_info import GridInfo, PolicyCatalog, PolicyInfo, PolicyOption, ReadSet
+from engine.service_api import EngineStats, Health, ModelInfo, ReadQuery
 from scheduler.request import ImageRequest, RequestError, Sampling
 
 MODEL = ModelInfo(
@@ -26,6 +27,7 @@ MODEL = ModelInfo(
     dtype="fp32",
 )
 WORDS = 30
+GRID = GridInfo(4, 4, 0)
 
 
 @dataclass(eq=False)
@@ -80,6 +82,7 @@ class FakeService:
         self.dead = False
         self.stuck_seconds = 0.0
         self.seen: list[ImageRequest] = []
+        self.queries: list[ReadQuery] = []
         self.together = 0
         self.steps = self.finished = self.aborted = self.failed = 0
         self._jobs: list[Job] = []
@@ -122,6 +125,22 @@ class FakeService:
         finally:
             for job in jobs:
                 job.aborted = True
+
+    def policies(self) -> PolicyCatalog:
+        sink = PolicyOption("sink", ("int",), 0, False, "leading keys that stay")
+        file = PolicyOption("file", ("str",), None, False, "a calibrated file")
+        infos = (
+            PolicyInfo("dense", "Reads every key.", False, (), None),
+            PolicyInfo("diagonal", "Reads diagonals.", True, (sink, file), None),
+        )
+        return PolicyCatalog(2, 3, dict.fromkeys(MODEL.sizes, GRID), infos)
+
+    def read_set(self, query: ReadQuery) -> ReadSet:
+        self.queries.append(query)
+        if query.layer >= 2:
+            raise RequestError("layer must lie in 0..1", "layer")
+        whole = ((0, query.position),)
+        return ReadSet(GRID, query.layer, query.head, query.position, whole, whole, source="fixed")
 
     def health(self) -> Health:
         return Health(not self.dead, self.stuck_seconds, "boom" if self.dead else None)

@@ -1,0 +1,40 @@
+/** What the engine is busy with, asked every now and then while the page is looked at. */
+
+import { getJson } from "./api.js";
+import { $ } from "./dom.js";
+import { bytes, percent } from "./format.js";
+
+const EVERY = 2000;
+
+export function watchQueue() {
+  setInterval(() => document.hidden || askQueue(), EVERY);
+  askQueue();
+}
+
+export async function askQueue() {
+  try {
+    show(await getJson("v1/bishop/queue"));
+  } catch (error) {
+    lost(error);
+  }
+}
+
+function show(queue) {
+  const { images_running: running, images_waiting: waiting } = queue;
+  const used = queue.cache_bytes_total ? queue.cache_bytes_used / queue.cache_bytes_total : 0;
+  $("queue").hidden = false;
+  $("queue").dataset.state = running ? "busy" : "idle";
+  $("queue-text").textContent = waiting ? `${running} drawing, ${waiting} waiting`
+    : running ? `${running} drawing` : "idle";
+  const meter = $("cache-meter");
+  meter.setAttribute("aria-valuenow", String(Math.round(100 * used)));
+  meter.title = `KV cache: ${bytes(queue.cache_bytes_used)} of ${bytes(queue.cache_bytes_total)} `
+    + `reserved (${percent(used)})`;
+  meter.firstElementChild.style.setProperty("--share", String(used));
+}
+
+function lost(error) {
+  $("queue").hidden = false;
+  $("queue").dataset.state = "lost";
+  $("queue-text").textContent = error.status === 401 ? "key needed" : "no answer";
+}
