@@ -11,16 +11,10 @@ from starlette.types import Receive, Scope, Send
 from engine.events import Event, Failed, Finished, Partial, Progress
 from serving.answers import CompletedEvent, PartialImageEvent, ProgressEvent
 from serving.body import GenerationBody
-<<<<<<< HEAD
 from serving.drawing import Drawing, cancelled, unless_ended
 from serving.errors import ApiError, as_api_error
-from serving.render import completed_event, partial_event
-from serving.state import ServerState
-=======
-from serving.drawing import Drawing, cancelled, unless_gone
-from serving.errors import as_api_error
 from serving.render import completed_event, partial_event, progress_event
->>>>>>> 0afdd93 (Add the playground: drawing, comparing, reads over the picture, queue and history)
+from serving.state import ServerState
 
 
 class PictureStream(EventSourceResponse):

@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -57,7 +57,7 @@ def url(running: tuple[SlowService, str]) -> str:
     return running[1]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # its event loop would be in the way of other tests
 def browser() -> Iterator["playwright.Browser"]:
     path = shutil.which("chromium")
     if path is None:
@@ -110,14 +110,20 @@ Open = Callable[..., "playwright.Page"]
 def open_page(browser: "playwright.Browser", url: str, watch: Watch) -> Iterator[Open]:
     contexts = []
 
-    def open_page(**settings: object) -> "playwright.Page":
+    def open_page(
+        ready: str = "body[data-ready]",
+        routes: Mapping[str, Callable[..., None]] = {},
+        **settings: object,
+    ) -> "playwright.Page":
         context = browser.new_context(**{"viewport": DESKTOP} | settings)
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(10_000)
         watch.follow(page)
+        for pattern, handle in routes.items():
+            page.route(pattern, handle)
         page.goto(url)
-        page.wait_for_selector("body[data-ready]")
+        page.wait_for_selector(ready)
         return page
 
     yield open_page

@@ -261,7 +261,6 @@ def test_the_queue_is_told(page: Page, service: SlowService) -> None:
 
 def test_a_server_that_asks_for_a_key(open_page: Open, watch: Watch) -> None:
     watch.refusals = True
-    page = open_page()
 
     def guard(route: Route) -> None:
         if route.request.headers.get("authorization") == "Bearer s3cret":
@@ -269,10 +268,16 @@ def test_a_server_that_asks_for_a_key(open_page: Open, watch: Watch) -> None:
         error = {"message": "this key is not known", "type": "x", "param": None, "code": None}
         return route.fulfill(status=401, json={"error": error})
 
-    page.route("**/v1/images/generations", guard)
-    draw(page)
+    page = open_page(ready="#key-field .field-error", routes={"**/v1/**": guard})
     expect(page.locator("#key-field .field-error")).to_have_text("This key is not known")
     expect(page.locator("#api_key")).to_be_focused()
-    page.keyboard.type("s3cret")
+    page.keyboard.type("wrong")
+    page.keyboard.press("Tab")
+    expect(page.locator("#key-field .field-error")).to_have_text("This key is not known")
+    page.fill("#api_key", "s3cret")
+    page.keyboard.press("Tab")
+    page.wait_for_selector("body[data-ready]")
     draw(page)
     finished(page)
+    page.reload()
+    page.wait_for_selector("body[data-ready]")

@@ -18,7 +18,7 @@ export function showError(error) {
   const text = plain(error);
   if (input) atField(input, text);
   else Object.assign($("form-error"), { textContent: text, hidden: false });
-  say("Not drawn: see the message in the form.");
+  say("See the message in the form.");
 }
 
 function fieldOf(error) {

@@ -1,6 +1,6 @@
 /** The form: settings in, settings out, and the request they make. */
 
-import { ApiError, useKey } from "./api.js";
+import { ApiError } from "./api.js";
 import { $ } from "./dom.js";
 import { choosePolicy, chosenPolicy } from "./policies.js";
 
@@ -22,7 +22,6 @@ export function offerModel(card, changed) {
     $("seed").value = randomSeed();
     changed();
   });
-  $("api_key").addEventListener("change", () => useKey($("api_key").value.trim()));
   $("form").addEventListener("input", changed);
   for (const input of document.querySelectorAll("[name=mode]"))
     input.addEventListener("change", showMode);

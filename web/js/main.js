@@ -1,13 +1,13 @@
 /** The playground: wires the form, the stage, the reads, the queue and the history together. */
 
-import { getJson } from "./api.js";
+import { getJson, useKey } from "./api.js";
 import { $, el, say, settled } from "./dom.js";
 import { clearErrors, showError } from "./errors.js";
 import { asCurl, checked, offerModel, restore, settings } from "./form.js";
 import { percent } from "./format.js";
 import { History } from "./history.js";
 import { offerPolicies } from "./policies.js";
-import { askQueue, watchQueue } from "./queue.js";
+import { watchQueue } from "./queue.js";
 import { Reads } from "./reads.js";
 import { drawAll, planned } from "./run.js";
 import { Stage } from "./stage.js";
@@ -50,7 +50,7 @@ async function start() {
 }
 
 async function drawNow() {
-  if (running) return;
+  if (running || !reads) return;
   clearErrors();
   try {
     await follow(planned(checked(settings())));
@@ -99,7 +99,7 @@ function busy(stop) {
   $("stop").hidden = !stop;
   document.body.toggleAttribute("data-drawing", Boolean(stop));
   if (had) (stop ? $("stop") : $("draw")).focus();
-  if (stopped || stop) askQueue();
+  if (stopped || stop) watchQueue();
 }
 
 function onKey(event) {
@@ -137,6 +137,11 @@ $("form").addEventListener("submit", (event) => {
   drawNow();
 });
 $("stop").addEventListener("click", () => running?.abort());
+$("api_key").addEventListener("change", () => {
+  useKey($("api_key").value.trim());
+  clearErrors();
+  if (!reads) start().catch(showError);
+});
 $("copy").addEventListener("click", copyRequest);
 document.addEventListener("keydown", onKey);
 offerExamples();

@@ -4,14 +4,25 @@ import { getJson } from "./api.js";
 import { $ } from "./dom.js";
 import { bytes, percent } from "./format.js";
 
-const EVERY = 2000;
+const BUSY = 2000;
+const IDLE = 10_000;
 
-export function watchQueue() {
-  setInterval(() => document.hidden || askQueue(), EVERY);
-  askQueue();
+let timer = 0;
+
+/** Ask now and then: often while something is drawn, seldom else, as a key may have a limit. */
+export async function watchQueue() {
+  await askQueue();
+  clearTimeout(timer);
+  const busy = $("queue").dataset.state === "busy";
+  timer = setTimeout(() => whenLookedAt(watchQueue), busy ? BUSY : IDLE);
 }
 
-export async function askQueue() {
+function whenLookedAt(work) {
+  if (!document.hidden) return work();
+  document.addEventListener("visibilitychange", () => whenLookedAt(work), { once: true });
+}
+
+async function askQueue() {
   try {
     show(await getJson("v1/bishop/queue"));
   } catch (error) {
