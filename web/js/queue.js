@@ -4,7 +4,7 @@ import { getJson } from "./api.js";
 import { $ } from "./dom.js";
 import { bytes, percent } from "./format.js";
 
-const BUSY = 2000;
+const BUSY = 1000;
 const IDLE = 10_000;
 
 let timer = 0;
@@ -13,7 +13,7 @@ let timer = 0;
 export async function watchQueue() {
   await askQueue();
   clearTimeout(timer);
-  const busy = $("queue").dataset.state === "busy";
+  const busy = $("queue").dataset.state === "busy" || "drawing" in document.body.dataset;
   timer = setTimeout(() => whenLookedAt(watchQueue), busy ? BUSY : IDLE);
 }
 
