@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -111,18 +111,14 @@ def open_page(browser: "playwright.Browser", url: str, watch: Watch) -> Iterator
     contexts = []
 
     def open_page(
-        ready: str = "body[data-ready]",
-        routes: Mapping[str, Callable[..., None]] = {},
-        **settings: object,
+        home: str = url, ready: str = "body[data-ready]", **settings: object
     ) -> "playwright.Page":
         context = browser.new_context(**{"viewport": DESKTOP} | settings)
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(10_000)
         watch.follow(page)
-        for pattern, handle in routes.items():
-            page.route(pattern, handle)
-        page.goto(url)
+        page.goto(home)
         page.wait_for_selector(ready)
         return page
 

@@ -1,15 +1,19 @@
 """Drawing in the playground: pictures appear, stop, compare, come back from history."""
 
 import base64
+import hashlib
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
 
-from tests.fakes import wait_until
+from serving.config import ServerConfig
+from serving.keys import ApiKey
+from tests.fakes import FakeService, wait_until
+from tests.live import serving
 from tests.web.conftest import Open, SlowService, Watch
 
 PROMPT = "a red apple"
@@ -260,24 +264,21 @@ def test_the_queue_is_told(page: Page, service: SlowService) -> None:
 
 
 def test_a_server_that_asks_for_a_key(open_page: Open, watch: Watch) -> None:
+    keys = (ApiKey(name="alice", digest=hashlib.sha256(b"sk-alice-1").digest()),)
     watch.refusals = True
-
-    def guard(route: Route) -> None:
-        if route.request.headers.get("authorization") == "Bearer s3cret":
-            return route.continue_()
-        error = {"message": "this key is not known", "type": "x", "param": None, "code": None}
-        return route.fulfill(status=401, json={"error": error})
-
-    page = open_page(ready="#key-field .field-error", routes={"**/v1/**": guard})
-    expect(page.locator("#key-field .field-error")).to_have_text("This key is not known")
-    expect(page.locator("#api_key")).to_be_focused()
-    page.keyboard.type("wrong")
-    page.keyboard.press("Tab")
-    expect(page.locator("#key-field .field-error")).to_have_text("This key is not known")
-    page.fill("#api_key", "s3cret")
-    page.keyboard.press("Tab")
-    page.wait_for_selector("body[data-ready]")
-    draw(page)
-    finished(page)
-    page.reload()
-    page.wait_for_selector("body[data-ready]")
+    with serving(FakeService(), ServerConfig(keys=keys)) as home:
+        watch.home = home
+        page = open_page(home, ready="#key-field .field-error")
+        message = page.locator("#key-field .field-error")
+        expect(message).to_contain_text("Send a key of this server")
+        expect(page.locator("#api_key")).to_be_focused()
+        page.keyboard.type("sk-wrong-1")
+        page.keyboard.press("Tab")
+        expect(page.locator("body[data-ready]")).to_have_count(0)
+        page.fill("#api_key", "sk-alice-1")
+        page.keyboard.press("Tab")
+        page.wait_for_selector("body[data-ready]")
+        draw(page)
+        finished(page)
+        page.reload()
+        page.wait_for_selector("body[data-ready]")

@@ -1,5 +1,6 @@
 """/v1/bishop, the additions to the Images API, and the page at /."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from scheduler.request import PolicyChoice
 from serving.config import ServerConfig
+from serving.keys import ApiKey
 from tests.fakes import FakeService
 from tests.live import serving
 
@@ -102,14 +104,14 @@ def test_the_cost_of_every_picture_is_told(http: httpx.Client) -> None:
 
 
 def test_openai_s_client_takes_the_additions(http: httpx.Client) -> None:
-    client = openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="none")
-    answer = client.images.generate(prompt="a", extra_body={"seed": 5})
-    assert answer.model_extra is not None
-    assert answer.model_extra["bishop"] == [{"seed": 5} | COST]
-    stream = client.images.generate(
-        prompt="a", stream=True, partial_images=1, extra_body={"progress": True}
-    )
-    types = [event.type for event in stream]
+    with openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="none") as client:
+        answer = client.images.generate(prompt="a", extra_body={"seed": 5})
+        assert answer.model_extra is not None
+        assert answer.model_extra["bishop"] == [{"seed": 5} | COST]
+        stream = client.images.generate(
+            prompt="a", stream=True, partial_images=1, extra_body={"progress": True}
+        )
+        types = [event.type for event in stream]
     assert types.count("bishop.progress") == 16
     assert types[-1] == "image_generation.completed"
 
@@ -158,3 +160,15 @@ def test_nothing_but_the_page_s_files_is_served(http: httpx.Client, path: str) -
     answer = http.get(path)
     assert answer.status_code == 404
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_looks_need_a_key_and_count_against_no_limit() -> None:
+    digest = hashlib.sha256(b"sk-alice-1").digest()
+    keys = (ApiKey(name="alice", digest=digest, requests_per_minute=1),)
+    config = ServerConfig(keys=keys)
+    with serving(FakeService(), config) as url, httpx.Client(base_url=url) as client:
+        assert client.get("/v1/bishop/queue").status_code == 401
+        client.headers["authorization"] = "Bearer sk-alice-1"
+        assert {client.get("/v1/bishop/queue").status_code for _ in range(5)} == {200}
+        assert client.get("/v1/models").status_code == 200
+        assert client.get("/v1/models").status_code == 429
