@@ -6,6 +6,7 @@ its tensors are copied, so that loading needs no more than one file's pages besi
 
 import difflib
 import re
+import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ from engine.weights import WeightError, load_json
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Element types a weight may be stored in, by their safetensors names."""
+
+READ_AHEAD = 1 << 20
+"""Bytes read at a time ahead of the copies."""
 
 Convert = Callable[[Tensor], Tensor]
 
@@ -69,12 +73,14 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a tensor of a checkpoint lies, and what its header says."""
+    """Where a tensor of a checkpoint lies, and what its header says; `place` counts the tensors of
+    a file in the order in which they lie there."""
 
     file: Path
     name: str
     shape: tuple[int, ...]
     dtype: str
+    place: int
 
 
 class Checkpoint:
@@ -165,7 +171,7 @@ class Checkpoint:
         with tqdm(total=len(parts), unit="tensor", disable=not progress, desc="loading") as bar:
             for file, names in files.items():
                 with _reader(file) as read:
-                    for name in names:
+                    for name in sorted(names, key=lambda n: self.entries[n].place):
                         data = read(self.entries[name].name)
                         for param, source, start in parts[name]:
                             _place(data, param, source, start, result[param.name])
@@ -237,14 +243,14 @@ def _indexed(folder: Path, index: Path) -> list[Path]:
 
 def _headers(file: Path) -> Iterator[Entry]:
     if file.suffix != ".safetensors":
-        for name, tensor in read_torch_file(file).items():
-            yield Entry(file, name, tuple(tensor.shape), _dtype_name(tensor.dtype))
+        for i, (name, tensor) in enumerate(read_torch_file(file).items()):
+            yield Entry(file, name, tuple(tensor.shape), _dtype_name(tensor.dtype), i)
         return
     try:
         with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - not a dict
+            for i, name in enumerate(opened.offset_keys()):
                 part = opened.get_slice(name)
-                yield Entry(file, name, tuple(part.get_shape()), part.get_dtype())
+                yield Entry(file, name, tuple(part.get_shape()), part.get_dtype(), i)
     except (OSError, SafetensorError) as error:
         raise WeightError(f"{file} is no complete safetensors file: {error}") from error
 
@@ -252,12 +258,33 @@ def _headers(file: Path) -> Iterator[Entry]:
 @contextmanager
 def _reader(file: Path) -> Iterator[Callable[[str], Tensor]]:
     """Reads tensors of a file one by one, on the host, without copying where it can."""
-    if file.suffix != ".safetensors":
-        tensors = read_torch_file(file)
-        yield tensors.__getitem__
-        return
-    with safe_open(file, framework="pt") as opened:
-        yield opened.get_tensor
+    with _read_ahead(file):
+        if file.suffix != ".safetensors":
+            yield read_torch_file(file).__getitem__
+            return
+        with safe_open(file, framework="pt") as opened:
+            yield opened.get_tensor
+
+
+@contextmanager
+def _read_ahead(file: Path) -> Iterator[None]:
+    """A thread reads the file from front to back into the system's cache, at the disk's speed; a
+    mapping alone fetches a few pages at a time, and waits for each."""
+    stop = threading.Event()
+
+    def read() -> None:
+        buffer = bytearray(READ_AHEAD)
+        with file.open("rb", buffering=0) as opened:
+            while not stop.is_set() and opened.readinto(buffer):
+                pass
+
+    thread = threading.Thread(target=read, name="bishop-read-ahead", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def read_torch_file(file: Path) -> dict[str, Tensor]:
