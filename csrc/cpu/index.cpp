@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <type_traits>
 
 #include "attend.h"
 #include "index.h"
@@ -59,14 +60,14 @@ void load_key(const KeyValues<T>& kv, int entry, float* out) {
 }
 
 // Writes the index of the query's own key, as it is stored.
-template <typename T>
+template <int R, typename T>
 void index_own_key(const Select& s, const T* arena, int64_t b, int64_t h, Scratch& x) {
   const auto kv = KeyValues<T>::of(arena, s.first_entry(b, h), s.dim());
   x.key.resize(s.dim());
   x.projected.resize(s.dims);
   const int t = s.positions[b];
   load_key(kv, s.region(h).visual(t), x.key.data());
-  encode_key(s.tables(h), x.key.data(), t, x.projected.data(), s.index(b, h, t));
+  encode_key<R>(s.tables(h), x.key.data(), t, x.projected.data(), s.index(b, h, t));
 }
 
 // Keys older than the recent ones that all heads of the group still store.
@@ -81,15 +82,16 @@ void list_keys(const Select& s, int64_t b, int64_t first, std::vector<Scored>& k
 }
 
 // Scores of `x.keys` by the index, for every query of the group.
+template <int R>
 void score_by_index(const Select& s, int64_t b, int64_t first, Scratch& x) {
   float* raw = x.raw.data();
   for (int64_t h = first; h < first + s.share; ++h) {
     const IndexTables tables = s.tables(h);
     for (int64_t g = 0; g < s.group; ++g) {
       const float* q = s.q + b * s.q_stride + (h * s.group + g) * s.dim();
-      x.tables.fill(tables, q, s.positions[b]);
+      x.tables.fill<R>(tables, q, s.positions[b]);
       for (const Scored& k : x.keys)
-        *raw++ = x.tables.score(tables, k.key, s.index(b, h, k.key)) * s.scale;
+        *raw++ = x.tables.score<R>(tables, k.key, s.index(b, h, k.key)) * s.scale;
     }
   }
 }
@@ -123,14 +125,14 @@ void write_offsets(const Select& s, int64_t b, int64_t first, const std::vector<
   }
 }
 
-template <typename T>
+template <int R, typename T>
 void select_group(const Select& s, const T* arena, int64_t b, int64_t first) {
   thread_local Scratch x;
   const int queries = static_cast<int>(s.group) * s.share;
-  for (int64_t h = first; h < first + s.share; ++h) index_own_key(s, arena, b, h, x);
+  for (int64_t h = first; h < first + s.share; ++h) index_own_key<R>(s, arena, b, h, x);
   list_keys(s, b, first, x.keys);
   x.raw.resize(x.keys.size() * queries);
-  score_by_index(s, b, first, x);
+  score_by_index<R>(s, b, first, x);
   share_scores(x.raw.data(), queries, x.keys);
   keep_best(x.keys, s.candidates ? s.candidates : s.picks);
   if (s.candidates) {
@@ -152,7 +154,8 @@ void check_index(const CacheArgs& c, const Tensor& index_offsets, const Tensor& 
   TORCH_CHECK(basis.dim() == 3 && basis.size(0) == heads && basis.size(1) == dim,
               "basis must be [", heads, ", ", dim, ", r], got ", described(basis));
   const int64_t dims = basis.size(2);
-  TORCH_CHECK(dims % 8 == 0 && dims > 0, "an index has a multiple of 8 directions, got ", dims);
+  TORCH_CHECK(dims % 8 == 0 && dims > 0 && dims <= kMostDims,
+              "an index has a multiple of 8 directions up to ", kMostDims, ", got ", dims);
   TORCH_CHECK(mean.numel() == heads * dim && step.numel() == heads * dims &&
                   index_offsets.size(0) == heads,
               "mean, step and index_offsets must fit ", heads, " heads");
@@ -229,9 +232,13 @@ void index_select(const Tensor& q, Tensor arena, const Tensor& head_offsets,
                  entry};
   check_reach(s, batch, arena.numel() * static_cast<int64_t>(arena.element_size()), cos.size(0));
   with_storage(arena, [&](const auto* data) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(data)>>;
+    const auto run = s.dims == 8    ? select_group<8, T>
+                     : s.dims == 16 ? select_group<16, T>
+                                    : select_group<0, T>;
     const int64_t groups = heads / share;
     parallel_tasks(batch * groups,
-                   [&](int64_t i) { select_group(s, data, i / groups, i % groups * share); });
+                   [&](int64_t i) { run(s, data, i / groups, i % groups * share); });
   });
 }
 

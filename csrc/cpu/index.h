@@ -18,6 +18,7 @@
 namespace bishop {
 
 inline constexpr int kLevels = 16;
+inline constexpr int kMostDims = 64;  // directions of an index
 
 // What one head's index is made with; `half` is head_dim / 2, and pair i is (i, i + half).
 struct IndexTables {
@@ -30,18 +31,22 @@ struct IndexTables {
   int bytes() const { return dims / 2; }
 };
 
+// In what follows R is the number of directions where the code is compiled for it, else 0.
+
 // Index of a key (after rotary embedding) at a position: two codes a byte, the even one low.
-inline void encode_key(const IndexTables& x, const float* key, int position, float* projected,
+template <int R>
+void encode_key(const IndexTables& x, const float* key, int position, float* projected,
                        uint8_t* out) {
+  const int dims = R ? R : x.dims;
   const float *c = x.cosines(position), *s = x.sines(position);
-  std::fill(projected, projected + x.dims, 0.f);
+  std::fill(projected, projected + dims, 0.f);
   for (int i = 0; i < x.half; ++i) {
     const float a = key[i] * c[i] + key[i + x.half] * s[i] - x.mean[i];
     const float b = key[i + x.half] * c[i] - key[i] * s[i] - x.mean[i + x.half];
-    const float *ea = x.basis + i * x.dims, *eb = x.basis + (i + x.half) * x.dims;
-    for (int d = 0; d < x.dims; ++d) projected[d] += a * ea[d] + b * eb[d];
+    const float *ea = x.basis + i * dims, *eb = x.basis + (i + x.half) * dims;
+    for (int d = 0; d < dims; ++d) projected[d] += a * ea[d] + b * eb[d];
   }
-  for (int d = 0; d < x.dims; d += 2) {
+  for (int d = 0; d < dims; d += 2) {
     uint8_t code[2];
     for (int e = 0; e < 2; ++e) {
       const float level = std::floor(projected[d + e] / x.step[d + e]) + kLevels / 2;
@@ -51,43 +56,49 @@ inline void encode_key(const IndexTables& x, const float* key, int position, flo
   }
 }
 
-// Adds to `out` [R + 1] what pairs [begin, end) of a query contribute at a position.
-inline void project_query(const IndexTables& x, const float* q, int position, int begin, int end,
-                          float* out) {
+// What pairs [begin, end) of a query contribute at a position: R factors of the codes and the rest.
+template <int R>
+void project_query(const IndexTables& x, const float* q, int position, int begin, int end,
+                   float* out) {
+  const int dims = R ? R : x.dims;
   const float *c = x.cosines(position), *s = x.sines(position);
-  std::fill(out, out + x.dims + 1, 0.f);
+  float sum[R ? R : kMostDims] = {}, rest = 0.f;
   for (int i = begin; i < end; ++i) {
     const float a = q[i] * c[i] + q[i + x.half] * s[i];
     const float b = q[i + x.half] * c[i] - q[i] * s[i];
-    const float *ea = x.basis + i * x.dims, *eb = x.basis + (i + x.half) * x.dims;
-    for (int d = 0; d < x.dims; ++d) out[d] += a * ea[d] + b * eb[d];
-    out[x.dims] += a * x.mean[i] + b * x.mean[i + x.half];
+    const float *ea = x.basis + i * dims, *eb = x.basis + (i + x.half) * dims;
+    for (int d = 0; d < dims; ++d) sum[d] += a * ea[d] + b * eb[d];
+    rest += a * x.mean[i] + b * x.mean[i + x.half];
   }
-  for (int d = 0; d < x.dims; ++d) {
-    out[d] *= x.step[d];
-    out[x.dims] -= out[d] * (0.5f * (kLevels - 1));
+  for (int d = 0; d < dims; ++d) {
+    out[d] = sum[d] * x.step[d];
+    rest -= out[d] * (0.5f * (kLevels - 1));
   }
+  out[dims] = rest;
 }
 
 // Projections of one query, [rows][R + 1] and [columns][R + 1].
 struct QueryTables {
   std::vector<float> rows, columns;
 
+  template <int R>
   void fill(const IndexTables& x, const float* q, int position) {
-    const int width = x.dims + 1, last = position / x.stride;
+    const int width = (R ? R : x.dims) + 1, last = position / x.stride;
     rows.resize(static_cast<size_t>(last + 1) * width);
     columns.resize(static_cast<size_t>(x.stride) * width);
     for (int r = 0; r <= last; ++r)
-      project_query(x, q, r * x.stride, 0, x.row_pairs, rows.data() + r * width);
+      project_query<R>(x, q, r * x.stride, 0, x.row_pairs, rows.data() + r * width);
     for (int c = 0; c < x.stride; ++c)
-      project_query(x, q, c, x.row_pairs, x.half, columns.data() + c * width);
+      project_query<R>(x, q, c, x.row_pairs, x.half, columns.data() + c * width);
   }
 
+  template <int R>
   float score(const IndexTables& x, int key, const uint8_t* code) const {
-    const float* u = rows.data() + static_cast<size_t>(key / x.stride) * (x.dims + 1);
-    const float* w = columns.data() + static_cast<size_t>(key % x.stride) * (x.dims + 1);
-    float even = u[x.dims] + w[x.dims], odd = 0.f;
-    for (int d = 0; d < x.dims; d += 2) {
+    const int dims = R ? R : x.dims, row = key / x.stride;
+    const float* u = rows.data() + static_cast<size_t>(row) * (dims + 1);
+    const float* w = columns.data() + static_cast<size_t>(key - row * x.stride) * (dims + 1);
+    float even = u[dims] + w[dims], odd = 0.f;
+    for (int d = 0; d < dims; d += 2) {
       even += (u[d] + w[d]) * static_cast<float>(code[d / 2] & 15);
       odd += (u[d + 1] + w[d + 1]) * static_cast<float>(code[d / 2] >> 4);
     }
