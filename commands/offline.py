@@ -152,11 +152,18 @@ class _Run:
         pictures = [events[index] for index in sorted(events)]
         for event in pictures:
             if isinstance(event, Failed):
+                self._check_engine()
                 return _failure(f"picture {event.index} could not be drawn: {event.reason}")
         finished = [event for event in pictures if isinstance(event, Finished)]
         encoded = [encode(each.pixels, body.format, body.compression) for each in finished]
         answer = answer_of(body, finished, encoded, no_urls)
         return 200, answer.model_dump(mode="json", exclude_none=True)
+
+    def _check_engine(self) -> None:
+        """A dead engine is no failure of lines: they are drawn by the next run."""
+        health = self._service.health()
+        if not health.alive:
+            raise Refusal(f"{health.error or 'the engine has stopped'}; run it again to go on")
 
     def _write(self, line: NewLine, status: int, body: dict[str, Any]) -> None:
         id = uuid.uuid4().hex

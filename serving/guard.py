@@ -60,11 +60,10 @@ class Guard:
             place.__enter__()
         except ApiError as error:
             raise self._counted(error, error.code or "limit") from None
-        token = tenant.set(key)
+        tenant.set(key)  # until the request is logged: RequestScope takes it back
         try:
             yield
         finally:
-            tenant.reset(token)
             place.__exit__(None, None, None)
 
     def _key(self, header: str) -> ApiKey:

@@ -44,7 +44,7 @@ class RequestScope:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        token = request_id.set(uuid.uuid4().hex)
+        token, key = request_id.set(uuid.uuid4().hex), tenant.set(None)
         exchange = _Exchange(scope, send)
         try:
             await self._answer(scope, receive, exchange)
@@ -52,6 +52,7 @@ class RequestScope:
             exchange.log()
             exchange.count()
             request_id.reset(token)
+            tenant.reset(key)
 
     async def _answer(self, scope: Scope, receive: Receive, exchange: "_Exchange") -> None:
         try:

@@ -12,6 +12,7 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from scheduler.jobs.batches import NEVER_RAN, Batches
+from scheduler.jobs.errors import LeaseLost
 from scheduler.jobs.shared import Shared, new_id, record_key
 from scheduler.jobs.tables import Batch, Line
 
@@ -145,9 +146,13 @@ class Lines:
     # -- for result files --------------------------------------------------------------------
 
     def records(self, batch: Batch) -> Iterator[tuple[Line, bytes | None]]:
-        """Every line in order with its record; None if it was stored and is damaged or gone."""
+        """Every line in order with its record; None if it was stored and is damaged or gone.
+
+        Raises LeaseLost when this server leaves."""
         last = 0
         while page := self._page(batch, last):
+            if self._shared.closing.is_set():
+                raise LeaseLost("this server is leaving")
             for line in page:
                 yield line, self._record(batch, line)
             last = page[-1].number

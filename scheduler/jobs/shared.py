@@ -1,5 +1,6 @@
 """What every part of the store needs: where things lie, who this server is, what time it is."""
 
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -14,12 +15,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """clock: seconds since 1970; it may step. worker: the id under which this server leases."""
+    """clock: seconds since 1970; it may step. worker: the id under which this server leases.
+
+    closing: set when the server leaves; long work in other threads ends."""
 
     database: Database
     storage: Storage
     clock: Callable[[], float] = time.time
     worker: str = field(default_factory=lambda: uuid.uuid4().hex)
+    closing: threading.Event = field(default_factory=threading.Event)
 
     def now(self) -> int:
         return int(self.clock())

@@ -117,6 +117,7 @@ class JobStore:
 
     def close(self) -> None:
         """Hand over what this server holds. What cannot be reached is taken over by lease."""
+        self._shared.closing.set()
         try:
             self.workers.leave()
         except StoreUnavailable:

@@ -7,11 +7,14 @@ can make a server look dead or alive.
 import time
 from collections.abc import Callable, Mapping
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import Select, delete, select, update
 from sqlalchemy.orm import Session
 
 from scheduler.jobs.shared import Shared
 from scheduler.jobs.tables import Batch, File, Line, Worker
+
+NEVER = -1
+"""The beat of a server that has none in the table."""
 
 
 class Workers:
@@ -39,7 +42,8 @@ class Workers:
     def take_over(self) -> list[str]:
         """Free what silent servers hold; returns their ids."""
         with self._shared.database.read() as session:
-            beats = dict(session.execute(select(Worker.id, Worker.beat)).all())
+            beats = dict.fromkeys(_holders(session), NEVER)
+            beats |= dict(session.execute(select(Worker.id, Worker.beat)).all())
         silent = self._observe(beats)
         return [worker for worker in silent if self._bury(worker, beats[worker])]
 
@@ -65,11 +69,22 @@ class Workers:
 
     def _bury(self, worker: str, beat: int) -> bool:
         with self._shared.database.write() as session:
-            dead = delete(Worker).where(Worker.id == worker, Worker.beat == beat)
-            if not session.execute(dead).rowcount:  # type: ignore[attr-defined]
+            now = session.scalar(select(Worker.beat).where(Worker.id == worker).with_for_update())
+            if beat != (NEVER if now is None else now):
                 return False
+            session.execute(delete(Worker).where(Worker.id == worker))
             _free(session, worker)
         return True
+
+
+def _holders(session: Session) -> set[str]:
+    """Whoever holds something: a server may die between its first claim and its first beat."""
+    held: tuple[Select[str | None], ...] = (
+        select(Line.worker).where(Line.worker.is_not(None)).distinct(),
+        select(Batch.worker).where(Batch.worker.is_not(None)).distinct(),
+        select(File.worker).where(File.worker.is_not(None)).distinct(),
+    )
+    return {worker for query in held for worker in session.scalars(query) if worker is not None}
 
 
 def _free(session: Session, worker: str) -> None:

@@ -223,6 +223,17 @@ class TestOffline:
         assert pictures[0] == pictures[1]
         assert bishop("run", "-i", "in.txt", "-o", "part.jsonl") == 0
 
+    def test_a_dead_engine_is_no_failure_of_lines(
+        self, service: FakeService, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (folder / "in.txt").write_text("a\nb\n")
+        service.failing, service.dead = 0, True
+        assert bishop("run", "-i", "in.txt", "-o", "out.jsonl") == 2
+        assert "run it again" in capsys.readouterr().err
+        assert (folder / "out.jsonl").read_bytes() == b""
+        service.failing, service.dead = None, False
+        assert bishop("run", "-i", "in.txt", "-o", "out.jsonl") == 0
+
     def test_a_killed_run_goes_on(self, folder: Path) -> None:
         (folder / "in.txt").write_text("\n".join(f"picture {k}" for k in range(40)))
         words = ["batch", "run", "-i", "in.txt", "-o", "out.jsonl", "--model", "tiny"]

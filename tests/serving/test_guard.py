@@ -268,13 +268,16 @@ class TestLogs:
         assert (told["level"], told["request_id"], told["status"]) == ("info", "-", 200)
         assert told["time"].endswith("Z")
 
-    def test_a_request_s_lines_have_its_id(
-        self, config: ServerConfig, caplog: pytest.LogCaptureFixture
+    def test_a_request_s_lines_have_its_id_and_its_key(
+        self, config: ServerConfig, caplog: pytest.LogCaptureFixture, tmp_path: Path
     ) -> None:
+        config = replace(config, keys=load(keys_file(tmp_path), {}))
         caplog.set_level(logging.INFO, "bishop.server")
         caplog.handler.addFilter(RequestIdFilter())
         with serving(FakeService(), config) as url, httpx.Client(base_url=url) as http:
+            http.headers.update(bearer(ALICE))
             id = draw(http).headers["x-request-id"]
         mine = [record for record in caplog.records if getattr(record, "request_id", "") == id]
         assert len(mine) == 2
+        assert {getattr(record, "key", None) for record in mine} == {"alice"}
         assert getattr(mine[-1], "http")["status"] == 200  # noqa: B009

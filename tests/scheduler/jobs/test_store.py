@@ -213,6 +213,36 @@ class TestLeases:
         one.close()
         assert len(other.lines.claim("tiny", 3)) == 3
 
+    def test_one_that_died_before_its_first_beat(
+        self, open_store: Open, clock: Clock, database: str, tmp_path: Path
+    ) -> None:
+        alive = open_store()
+        start(alive, 2)
+        dead = JobStore(JobsConfig(folder=tmp_path, database=database))
+        assert len(dead.lines.claim("tiny", 2)) == 2
+        dead.files.begin("", "batch", "half", None)
+        alive.workers.take_over()
+        clock.pass_by(9)
+        assert alive.workers.take_over() == []
+        clock.pass_by(1)
+        assert alive.workers.take_over() == [dead.worker]
+        assert len(alive.lines.claim("tiny", 2)) == 2
+        assert alive.files.sweep() == 1
+        dead.close()
+
+    def test_a_server_that_leaves_finalizes_no_further(self, open_store: Open) -> None:
+        one, other = open_store(), open_store()
+        batch = start(one, 2)
+        for claim in one.lines.claim("tiny", 2):
+            finish(one, claim)
+        ending = one.batches.claim_ending("tiny")
+        assert ending is not None
+        one.close()
+        with pytest.raises(LeaseLost):
+            one.results.assemble(ending)
+        assert end(other)
+        assert now(other, batch).status == "completed"
+
     def test_validation_and_finalizing_start_again(self, open_store: Open, clock: Clock) -> None:
         dead, alive = open_store(), open_store()
         batch = create(dead, as_lines([task("a"), task("b")]))
