@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import as_api_error
 from serving.keys import ApiKey
+from serving.leftover import Body
 
 HEADER = "x-request-id"
 QUIET = ("/health", "/ready", "/metrics", "/v1/bishop/queue", "/v1/bishop/read_set")
@@ -45,9 +46,10 @@ class RequestScope:
             await self.app(scope, receive, send)
             return
         token, key = request_id.set(uuid.uuid4().hex), tenant.set(None)
-        exchange = _Exchange(scope, send)
+        body = Body(scope, receive)
+        exchange = _Exchange(scope, send, body)
         try:
-            await self._answer(scope, receive, exchange)
+            await self._answer(scope, body.receive, exchange)
         finally:
             exchange.log()
             exchange.count()
@@ -69,9 +71,10 @@ class RequestScope:
 class _Exchange:
     """One request and what has been answered so far."""
 
-    def __init__(self, scope: Scope, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send, body: Body) -> None:
         self._scope = scope
         self._send = send
+        self._body = body
         self._start = time.monotonic()
         self.status: int | None = None
         self.gone = False
@@ -79,7 +82,10 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            MutableHeaders(scope=message)[HEADER] = request_id.get()
+            headers = MutableHeaders(scope=message)
+            headers[HEADER] = request_id.get()
+            if not await self._body.finish():
+                headers["connection"] = "close"
         await self._send(message)
 
     def count(self) -> None:

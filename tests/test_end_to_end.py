@@ -40,8 +40,10 @@ def http(service: EngineService) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def client(http: httpx.Client) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="none", max_retries=0)
+def client(http: httpx.Client) -> Iterator[openai.OpenAI]:
+    url = f"{http.base_url}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
 
 
 def pixels(data: str | None) -> np.ndarray:

@@ -209,6 +209,35 @@ class TestTime:
                 assert b"408" in connection.recv(1000).split(b"\r\n")[0]
 
 
+class TestLeftovers:
+    """An answer that comes before its body has been read must not spoil the connection."""
+
+    def test_a_refused_body_costs_no_later_request(self, http: httpx.Client) -> None:
+        one_by_one = httpx.Limits(max_connections=1)
+        huge = {"prompt": "a" * (2 << 20)}
+        with httpx.Client(base_url=http.base_url, limits=one_by_one) as client:
+            for _ in range(20):
+                refused = client.post("/v1/images/generations", json=huge)
+                assert_error(refused, 413)
+                assert "connection" not in refused.headers
+                assert client.get("/v1/models").status_code == 200
+
+    def test_after_a_long_rest_the_connection_ends(self, http: httpx.Client) -> None:
+        import socket
+
+        address = (http.base_url.host, http.base_url.port or 80)
+        with socket.create_connection(address, timeout=10) as connection:
+            connection.sendall(
+                b"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\n"
+                b"Content-Type: application/json\r\nContent-Length: 99999999\r\n\r\n{"
+            )
+            answer = b""
+            while piece := connection.recv(4096):
+                answer += piece
+        assert b" 413 " in answer.split(b"\r\n")[0]
+        assert b"connection: close" in answer.lower()
+
+
 class TestDrain:
     def test_new_is_refused_and_old_is_answered(self, config: ServerConfig) -> None:
         service = FakeService()

@@ -41,6 +41,8 @@ PATIENCE = 600.0
 class Outcome:
     """wrong must be 0. memory_growth: of the second half over the first, in bytes of RSS.
 
+    memory_timeline: about 24 samples of it, evenly spread.
+
     lost: no answer, or a broken one. mixed_up: the picture of another request. refused: 429, with
     a Retry-After, which clients heed.
     """
@@ -59,6 +61,7 @@ class Outcome:
     health_p99_ms: float = 0.0
     memory_first_half: int = 0
     memory_second_half: int = 0
+    memory_timeline: list[int] = field(default_factory=list)
     still_running: int = 0
 
     @property
@@ -195,6 +198,8 @@ class Load:
         while (now := time.monotonic()) < end:
             samples.append(((now - start) / (end - start), self._server.resident_bytes()))
             await asyncio.sleep(0.25)
+        sizes = [size for _, size in samples]
+        self.outcome.memory_timeline = sizes[:: max(1, len(sizes) // 24)]
         first = [size for at, size in samples if 0.1 <= at < 0.55]
         second = [size for at, size in samples if at >= 0.55]
         self.outcome.memory_first_half = int(statistics.mean(first or [0]))
