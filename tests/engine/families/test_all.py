@@ -9,9 +9,11 @@ import torch
 
 from engine.events import Partial
 from engine.models.family import DecoderModel
+from engine.models.options import LoadOptions
 from engine.models.registry import PUBLISHED
 from scheduler.request import PolicyChoice, RequestError, Sampling
 from sparse_attn import attention, policies
+from sparse_attn.attention import Backend
 from sparse_attn.policy import Heads
 from tests.engine.families import harness
 from tests.engine.families.zoo import ZOO
@@ -105,6 +107,28 @@ def test_an_index_picks_what_the_reference_picks(model: DecoderModel, tmp_path: 
         model.logits = inner  # type: ignore[method-assign]
         rows.append(torch.stack(recorder.seen))
     assert (rows[0] - rows[1]).abs().max() < 1e-4
+
+
+def test_bf16_follows_fp32(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights and activations in bf16, KV too: finite, and near what fp32 gives for the prompt."""
+    whole = ZOO[family](tmp_path / "fp32", "reference")
+    plain = harness.options
+
+    def in_bf16(backend: Backend | None = None, **values: object) -> LoadOptions:
+        return plain(backend, dtype=torch.bfloat16, **values)
+
+    monkeypatch.setattr(harness, "options", in_bf16)
+    half = ZOO[family](tmp_path / "bf16", "reference")
+    assert half.embed_prompt(torch.tensor([1, 2])).dtype == torch.bfloat16
+    rows = []
+    for model, kv in ((whole, "fp32"), (half, "bf16")):
+        recorder = harness.Recorder(model)
+        engine = harness.engine_of(model, "reference", kv_format=kv)
+        harness.draw(engine, [harness.request("a cat")])
+        rows.append(torch.stack(recorder.seen))
+    assert rows[1].isfinite().all()
+    error = (rows[0][0] - rows[1][0]).norm() / rows[0][0].norm()
+    assert error < 0.05, f"relative error {error}"
 
 
 def test_partial_pictures(model: DecoderModel) -> None:

@@ -113,7 +113,7 @@ def save(
     vq = vq | {"encoder.conv_in.weight": torch.zeros(1), "quant_conv.weight": torch.zeros(1)}
     vq["quantize.codebook_used"] = torch.zeros(8)
     source = folder / "published"
-    source.mkdir()
+    source.mkdir(parents=True)
     torch.save({"model": w, "args": argparse.Namespace(gpt_model="X")}, source / "gpt.pt")
     torch.save({"model": vq, "steps": 3}, source / "vq.pt")
     t5 = None
