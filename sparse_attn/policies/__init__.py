@@ -48,6 +48,9 @@ def build(
         if key not in known:
             raise ValueError(f"policy {name!r} has no option {key!r}{_nearest(key, known)}")
         _check_type(key, value, known[key])
+    for key, parameter in known.items():
+        if parameter.default is parameter.empty and key not in options:
+            raise ValueError(f"policy {name!r} needs the option {key!r}")
     arguments = dict(options)
     parameters = inspect.signature(cls.__init__).parameters
     if "model" in parameters:

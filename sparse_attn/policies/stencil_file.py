@@ -54,7 +54,7 @@ class StencilFile:
         """Raises StencilError naming the file and what is wrong with it."""
         try:
             values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise StencilError(f"cannot read the stencil file {path}: {error}") from error
         try:
             return cls._parse(values)

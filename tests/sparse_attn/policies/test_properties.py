@@ -186,6 +186,7 @@ def drawn(
         ("dense", 0.5, {}, "no sparsity"),
         ("windw", 0.5, {}, "did you mean 'window'"),
         ("window", 0.5, {"row": 3}, "has no option 'row'"),
+        ("indexed", 0.5, {}, "needs the option 'file'"),
     ],
 )
 def test_what_cannot_be_says_so(

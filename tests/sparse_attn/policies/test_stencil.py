@@ -111,6 +111,12 @@ def test_a_broken_file_says_where(tmp_path: Path, old: str, new: str, message: s
         built(path)
 
 
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_bytes(b"\xbe\xef")
+    with pytest.raises(StencilError, match="cannot read the stencil file"):
+        built(tmp_path / "s.yaml")
+
+
 def test_a_file_above_its_budget_is_refused(tmp_path: Path) -> None:
     file = file_of()
     file_of(stencils={0.95: file.of(0.8)}).save(tmp_path / "s.yaml")
