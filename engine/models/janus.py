@@ -16,13 +16,15 @@ from engine.checkpoint import Param, Source
 from engine.models.decoder import LayerNames, Projection, activate, layer_params, norm_param
 from engine.models.family import DecoderModel, FamilyConfig
 from engine.models.hf_config import LLAMA, Values
+from engine.models.text import TextTokenizer
 from engine.models.vqgan import VQGANConfig, VQGANDecoder, vqgan_params
-from engine.weights import WeightError
+from engine.weights import WeightError, load_json
 from scheduler.request import Sampling
 from sparse_attn.geometry import Grid
 
 BOS, BOI, PAD = "<｜begin▁of▁sentence｜>", "<begin_of_image>", "<｜▁pad▁｜>"
-SPECIAL = {"bos_token": BOS, "boi_token": BOI, "pad_token": PAD}
+SPECIAL = {"bos_token": BOS, "boi_token": BOI, "pad_tag": PAD}
+"""The padding of the unconditional prompt is a token of its own, not the tokenizer's `pad_token`."""
 TEMPLATE = "<|User|>: {prompt}\n\n<|Assistant|>:"
 VQ_DEFAULTS: Mapping[str, Any] = {
     "embed_dim": 8, "num_embeddings": 16384, "latent_channels": 256, "base_channels": 128,
@@ -101,6 +103,20 @@ class Janus(DecoderModel):
             *_image_params(config),
             *vqgan_params(config.extra["pixels"], "janus", "model.vqmodel."),
         ]
+
+    @classmethod
+    def tokens(cls, folder: Path, config: FamilyConfig) -> tuple[TextTokenizer, dict[str, int]]:
+        """As in the base class; transformers' checkpoints say the ids in generation_config.json."""
+        text, special = super().tokens(folder, config)
+        file = folder / "generation_config.json"
+        given = load_json(file) if file.is_file() else {}
+        more = given.get("generation_kwargs")
+        ids = {
+            "bos_token": given.get("bos_token_id"),
+            "boi_token": more.get("boi_token_id") if isinstance(more, dict) else None,
+            "pad_tag": given.get("pad_token_id"),
+        }
+        return text, special | {key: i for key, i in ids.items() if isinstance(i, int)}
 
     def _take_tables(self, w: dict[str, Tensor]) -> None:
         backend = self.options.backend

@@ -126,6 +126,25 @@ def test_generate_of_transformers_draws_the_same_picture(tmp_path: Path) -> None
         assert (got - want[0].int()).abs().max() <= 1  # transformers cuts where we round
 
 
+def test_the_padding_is_generation_configs_or_a_token_of_its_own(tmp_path: Path) -> None:
+    """Not the tokenizer's pad_token, which the original repositories set to end-of-sentence."""
+    save(tmp_path)
+    values = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(values | {"pad_token": "<image_placeholder>"}))
+    generation = tmp_path / "generation_config.json"
+
+    def pads(**said: object) -> set[int]:
+        generation.write_text(json.dumps(said))
+        model = Janus.load("janus", tmp_path, harness.options())
+        prompt = model.encode_prompt("a", model.grid)
+        return set(model.unconditional_prompt(prompt, model.grid)) - {prompt[0], prompt[-1]}
+
+    assert pads() == {257}
+    assert pads(pad_token_id=7) == {7}
+    assert pads(generation_kwargs={"boi_token_id": 258}, bos_token_id=256) == {257}
+
+
 def processed(folder: Path, prompt: str) -> Tensor:
     """What transformers' processor makes of a prompt with the published chat template."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
