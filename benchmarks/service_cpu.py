@@ -8,7 +8,6 @@ written before (`--load FILE`, `--kills FILE`), into one results file.
 
 import argparse
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,18 +20,19 @@ NAME = "service-cpu.json"
 
 def loaded(args: argparse.Namespace) -> dict[str, Any]:
     words = [f"--model={args.model}", f"--clients={args.clients}", f"--seconds={args.seconds}"]
-    found = _read(args.load) or asdict(load.run(words))
+    flags = [f"--server-flag={flag}" for flag in args.server_flag]
+    found = asdict(load.run(words + flags)) if args.load is None else _read(args.load)
     return {"case": "load", **found}
 
 
-def killed(args: argparse.Namespace) -> dict[str, Any]:
+def killed(args: argparse.Namespace) -> list[dict[str, Any]]:
     words = [f"--model={args.kill_model}", f"--lines={args.lines}", f"--kills={args.kill_count}"]
-    found = _read(args.kills) or asdict(kills.run(words))
-    return {"case": "kills", **found}
+    found = [_read(path) for path in args.kills] or [asdict(kills.run(words))]
+    return [{"case": "kills", **each} for each in found]
 
 
-def _read(path: Path | None) -> dict[str, Any] | None:
-    return None if path is None else dict(json.loads(path.read_text(encoding="utf-8")))
+def _read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def main() -> None:
@@ -44,19 +44,21 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=1000)
     parser.add_argument("--kill-count", type=int, default=20)
     parser.add_argument("--load", type=Path, help="an outcome of tests.soak.load")
-    parser.add_argument("--kills", type=Path, help="an outcome of tests.soak.kills")
+    parser.add_argument(
+        "--kills", type=Path, action="append", default=[], help="an outcome of tests.soak.kills"
+    )
+    parser.add_argument("--server-flag", action="append", default=[], help="under load")
     parser.add_argument("--output", type=Path, default=results_writer.RESULTS / NAME)
     args = parser.parse_args()
-    before = os.getloadavg()[0]
     under_load, under_kills = loaded(args), killed(args)
-    lost = under_kills["lost"] + under_kills["doubled"]
     measured = {
         "p99 of /health under load": under_load["health_p99_ms"],
         "lost or mixed-up answers": under_load["lost"] + under_load["mixed_up"],
     }
-    if under_kills["kills"] >= 20:
+    if any(row["kills"] >= 20 for row in under_kills):
+        lost = sum(row["lost"] + row["doubled"] for row in under_kills)
         measured["batch lines lost or duplicated over 20 kills"] = lost
-    rows = [{"machine_load_before": before}, under_load, under_kills]
+    rows = [under_load, *under_kills]
     result = results_writer.results(NAME, rows, measured)
     results_writer.write(args.output, result)
     for target in result["targets"]:

@@ -40,6 +40,7 @@ class Outcome:
     lines: int
     kills: int
     kills_at: list[int]
+    server_flags: list[str] = field(default_factory=list)
     seconds: float = 0.0
     status: str = ""
     lost: int = 0
@@ -79,7 +80,8 @@ class Soak:
         # Moments in lines done; -1 is while it is validated.
         moments = [-1, *(self._random.randrange(args.lines) for _ in range(args.kills - 1))]
         self._moments = sorted(moments[: args.kills])
-        self.outcome = Outcome(args.model, args.lines, args.kills, list(self._moments))
+        moments = list(self._moments)
+        self.outcome = Outcome(args.model, args.lines, args.kills, moments, args.server_flag)
 
     def run(self) -> Outcome:
         start = time.monotonic()

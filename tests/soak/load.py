@@ -50,6 +50,7 @@ class Outcome:
     model: str
     clients: int
     seconds: float
+    server_flags: list[str] = field(default_factory=list)
     answers: dict[str, int] = field(default_factory=dict)
     lost: int = 0
     mixed_up: int = 0
@@ -83,7 +84,7 @@ class Load:
         self._args, self._server = args, server
         self._known: dict[int, str] = {}
         self._answers: Counter[str] = Counter()
-        self.outcome = Outcome(args.model, args.clients, args.seconds)
+        self.outcome = Outcome(args.model, args.clients, args.seconds, args.server_flag)
 
     async def run(self) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._args.clients)
