@@ -24,7 +24,7 @@ from sparse_attn.geometry import Grid
 
 BOS, BOI, PAD = "<｜begin▁of▁sentence｜>", "<begin_of_image>", "<｜▁pad▁｜>"
 SPECIAL = {"bos_token": BOS, "boi_token": BOI, "pad_tag": PAD}
-"""The padding of the unconditional prompt is a token of its own, not the tokenizer's `pad_token`."""
+"""The unconditional prompt's padding is a token of its own, not the tokenizer's `pad_token`."""
 TEMPLATE = "<|User|>: {prompt}\n\n<|Assistant|>:"
 VQ_DEFAULTS: Mapping[str, Any] = {
     "embed_dim": 8, "num_embeddings": 16384, "latent_channels": 256, "base_channels": 128,
