@@ -40,10 +40,9 @@ struct Select {
   int64_t first_entry(int64_t b, int64_t h) const {
     return slots[b] + cache.head_offsets.const_data_ptr<int64_t>()[h];
   }
-  // The index of a visual key: beside the entries, in their order, without the prompt.
-  uint8_t* index(int64_t b, int64_t h, int key) const {
-    const int place = region(h).visual(key) - static_cast<int>(cache.prompt);
-    return memory + slots[b] * entry_bytes + index_offsets[h] + int64_t{place} * (dims / 2);
+  // The index of a head: beside the entries, in their order, without the prompt.
+  uint8_t* index(int64_t b, int64_t h) const {
+    return memory + slots[b] * entry_bytes + index_offsets[h];
   }
 };
 
@@ -67,7 +66,9 @@ void index_own_key(const Select& s, const T* arena, int64_t b, int64_t h, Scratc
   x.projected.resize(s.dims);
   const int t = s.positions[b];
   load_key(kv, s.region(h).visual(t), x.key.data());
-  encode_key<R>(s.tables(h), x.key.data(), t, x.projected.data(), s.index(b, h, t));
+  const int64_t place = s.region(h).visual(t) - s.cache.prompt;
+  encode_key<R>(s.tables(h), x.key.data(), t, x.projected.data(),
+                s.index(b, h) + place * (s.dims / 2));
 }
 
 // Keys older than the recent ones that all heads of the group still store.
@@ -90,8 +91,13 @@ void score_by_index(const Select& s, int64_t b, int64_t first, Scratch& x) {
     for (int64_t g = 0; g < s.group; ++g) {
       const float* q = s.q + b * s.q_stride + (h * s.group + g) * s.dim();
       x.tables.fill<R>(tables, q, s.positions[b]);
-      for (const Scored& k : x.keys)
-        *raw++ = x.tables.score<R>(tables, k.key, s.index(b, h, k.key)) * s.scale;
+      const uint8_t* index = s.index(b, h);
+      Walk at{s.region(h), s.stride};
+      for (const Scored& k : x.keys) {
+        at.to(k.key);
+        const uint8_t* code = index + int64_t{at.place} * tables.bytes();
+        *raw++ = x.tables.score<R>(tables, at.row, at.column, code) * s.scale;
+      }
     }
   }
 }

@@ -13,6 +13,7 @@
 #include <limits>
 #include <vector>
 
+#include "../reads.h"
 #include "attend.h"
 
 namespace bishop {
@@ -93,16 +94,36 @@ struct QueryTables {
   }
 
   template <int R>
-  float score(const IndexTables& x, int key, const uint8_t* code) const {
-    const int dims = R ? R : x.dims, row = key / x.stride;
+  float score(const IndexTables& x, int row, int column, const uint8_t* code) const {
+    const int dims = R ? R : x.dims;
     const float* u = rows.data() + static_cast<size_t>(row) * (dims + 1);
-    const float* w = columns.data() + static_cast<size_t>(key - row * x.stride) * (dims + 1);
+    const float* w = columns.data() + static_cast<size_t>(column) * (dims + 1);
     float even = u[dims] + w[dims], odd = 0.f;
     for (int d = 0; d < dims; d += 2) {
       even += (u[d] + w[d]) * static_cast<float>(code[d / 2] & 15);
       odd += (u[d + 1] + w[d + 1]) * static_cast<float>(code[d / 2] >> 4);
     }
     return even + odd;
+  }
+};
+
+// Follows ascending keys through the picture and through a head's ring, without a division for
+// each: where a key stands, and which place its index has.
+struct Walk {
+  HeadRegion region;
+  int stride;
+  int key = -2, row = 0, column = 0, place = 0;
+
+  void to(int next) {
+    if (next == key + 1 && next != region.anchors) {
+      if (++column == stride) column = 0, ++row;
+      if (++place == region.anchors + region.ring) place = region.anchors;
+    } else {
+      row = next / stride;
+      column = next - row * stride;
+      place = region.visual(next) - region.prompt;
+    }
+    key = next;
   }
 };
 
