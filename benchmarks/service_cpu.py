@@ -22,7 +22,12 @@ def loaded(args: argparse.Namespace) -> dict[str, Any]:
     words = [f"--model={args.model}", f"--clients={args.clients}", f"--seconds={args.seconds}"]
     flags = [f"--server-flag={flag}" for flag in args.server_flag]
     found = asdict(load.run(words + flags)) if args.load is None else _read(args.load)
-    return {"case": "load", **found}
+    return {"case": "load", "memory_drift": drift(found["memory_timeline"]), **found}
+
+
+def drift(timeline: list[int]) -> int:
+    """Bytes by which memory grew over the last half: the cache has been touched by then."""
+    return timeline[-1] - timeline[len(timeline) // 2]
 
 
 def killed(args: argparse.Namespace) -> list[dict[str, Any]]:
