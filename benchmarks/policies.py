@@ -14,11 +14,10 @@ from benchmarks.quality import shares
 from benchmarks.results_writer import RESULTS, ROOT, results, write
 from engine.models.options import LoadOptions
 from engine.models.presets import load_model
-from engine.policy_files import index_path, stencil_path
-from sparse_attn import policies
+from engine.policy_files import index_path, policy_of, stencil_path
 from sparse_attn.format import FORMATS
 from sparse_attn.layout import CacheLayout
-from sparse_attn.policy import Heads, ReadPolicy
+from sparse_attn.policy import ReadPolicy
 from sparse_attn.show import policy_picture
 
 MODEL = "mini"
@@ -73,10 +72,7 @@ def shown() -> list[Shown]:
 def build(shown: Shown) -> tuple[ReadPolicy, int]:
     """The policy on `mini`, and the head dimension."""
     model = load_model(MODEL, LoadOptions())
-    heads = Heads(model.shape.layers, model.shape.kv_heads)
-    policy = policies.build(
-        shown.policy, model.grid, heads, shown.sparsity, shown.options, MODEL
-    )  # fmt: skip
+    policy = policy_of(model, shown.policy, shown.sparsity, shown.options)
     return policy, model.shape.head_dim
 
 

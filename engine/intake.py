@@ -8,13 +8,13 @@ from weakref import WeakValueDictionary
 from engine.config import EngineConfig
 from engine.image import Group, Image
 from engine.models.base import VisualModel
-from engine.policy_files import default_options
+from engine.policy_files import policy_of
 from scheduler.plan import ImageTask
 from scheduler.request import ImageRequest, PolicyChoice, RequestError
-from sparse_attn import attention, policies
+from sparse_attn import attention
 from sparse_attn.geometry import Grid
 from sparse_attn.layout import CacheLayout
-from sparse_attn.policy import Heads
+from sparse_attn.policy import ReadPolicy
 
 KEPT_GROUPS = 64
 
@@ -61,7 +61,7 @@ class Intake:
         """Policy and cache layout of a choice on the default grid."""
         return self._group(choice, self.model.grid)
 
-    def policy(self, choice: PolicyChoice, size: tuple[int, int] | None) -> policies.ReadPolicy:
+    def policy(self, choice: PolicyChoice, size: tuple[int, int] | None) -> ReadPolicy:
         """The policy of a choice on the grid of a size, made anew: nothing is kept for it."""
         return self._policy(choice, self._grid_of(size))
 
@@ -96,13 +96,9 @@ class Intake:
         except ValueError as error:
             raise RequestError(str(error), "size") from error
 
-    def _policy(self, choice: PolicyChoice, grid: Grid) -> policies.ReadPolicy:
-        heads = Heads(self.model.shape.layers, self.model.shape.kv_heads)
-        options = default_options(choice.name, self.model.name) | dict(choice.options)
+    def _policy(self, choice: PolicyChoice, grid: Grid) -> ReadPolicy:
         try:
-            policy = policies.build(
-                choice.name, grid, heads, choice.sparsity, options, self.model.name
-            )
+            policy = policy_of(self.model, choice.name, choice.sparsity, dict(choice.options), grid)
         except (ValueError, TypeError) as error:
             raise RequestError(str(error), "policy") from error
         reason = attention.why_not(policy, self.config.resolved_backend)

@@ -1,8 +1,14 @@
-"""Calibration files that come with a model: what `file` is where a request names none."""
+"""Policies for a model, with the calibration files that come with it where a user names none."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from engine.models.base import VisualModel
 from engine.models.presets import ROOT
+from sparse_attn import policies
+from sparse_attn.geometry import Grid
+from sparse_attn.policy import Heads, ReadPolicy
 
 FOLDER = ROOT / "configs" / "policies"
 
@@ -21,3 +27,19 @@ def default_options(policy: str, model: str) -> dict[str, str]:
     """Options of a policy that follow from the model. `stencil` has none: its default is built in,
     and a calibrated file is asked for by name."""
     return {"file": str(index_path(model))} if policy == "indexed" else {}
+
+
+def policy_of(
+    model: VisualModel,
+    name: str,
+    sparsity: float = 0.0,
+    options: Mapping[str, Any] = {},
+    grid: Grid | None = None,
+) -> ReadPolicy:
+    """The policy `name` for a model, on `grid` or on that of its default size.
+
+    Raises ValueError naming what is wrong and what is known.
+    """
+    heads = Heads(model.shape.layers, model.shape.kv_heads)
+    given = default_options(name, model.name) | dict(options)
+    return policies.build(name, grid or model.grid, heads, sparsity, given, model.name)
