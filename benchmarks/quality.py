@@ -98,11 +98,12 @@ def cases(grid_budget: dict[float, int], index: Options, stencil: Options) -> It
     for resident in RESIDENT[:2]:
         yield from evicting(resident, index)
     yield from reading(0.95, grid_budget[0.95], index, stencil)
-    for resident in RESIDENT:
+    for resident in RESIDENT[:2]:
         yield from evicting_by_score(resident)
     yield from reading(0.8, grid_budget[0.8], index, stencil)
     for resident in RESIDENT[2:]:
         yield from evicting(resident, index)
+        yield from evicting_by_score(resident)
 
 
 class Quality:
