@@ -1,7 +1,9 @@
 """The KV arena: one allocation that holds the caches of all sequences in flight."""
 
+import mmap
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -10,14 +12,31 @@ from sparse_attn.cache import LayerCache, LayerTable
 from sparse_attn.layout import CacheLayout
 
 
+def host_memory(size: int) -> Tensor:
+    """`size` zeroed bytes, in huge pages where the system has them: sparse reads touch another
+    page for nearly every key, and walking the page tables would take half of their time.
+
+    Raises OSError if there is not so much memory.
+    """
+    if size == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(size, dtype=torch.uint8)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a system without huge pages refuses the advice, which is harmless
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
 class KVArena:
     """`total_bytes` of device memory; extents of it are handed out by the scheduler."""
 
     def __init__(self, total_bytes: int, device: torch.device) -> None:
         self.device = device
         try:
-            self._bytes = torch.empty(total_bytes, dtype=torch.uint8, device=device)
-        except RuntimeError as error:
+            if device.type == "cpu":
+                self._bytes = host_memory(total_bytes)
+            else:
+                self._bytes = torch.empty(total_bytes, dtype=torch.uint8, device=device)
+        except (RuntimeError, OSError, OverflowError) as error:
             raise MemoryError(
                 f"cannot allocate a KV cache of {total_bytes / 2**30:.1f} GiB on {device}: "
                 "choose a smaller cache_bytes"

@@ -12,9 +12,10 @@
 
 namespace bishop {
 
-inline constexpr int kTile = 128;     // keys between two looks at the running maximum
-inline constexpr int kPrefetch = 16;  // keys fetched ahead, into the second level: twice as fast
-                                      // from memory as into the first, which has few fill buffers
+inline constexpr int kTile = 128;  // keys between two looks at the running maximum
+// Keys fetched ahead, since a gather defeats the hardware's prefetching. They go to the second cache
+// level: the first has so few fill buffers that it halves the rate. More at a time are slower, too.
+inline constexpr int kAhead = 16;
 inline constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 // The keys and values of one head. An entry is K then V, `dim` numbers each; INT8 entries end in
@@ -35,9 +36,11 @@ struct KeyValues {
   const T* value(int entry) const { return key(entry) + dim; }
   float key_scale(int entry) const { return scale(entry, 0); }
   float value_scale(int entry) const { return scale(entry, 1); }
-  void prefetch(int entry) const {
-    const char* p = data + entry * entry_bytes;
-    for (int at = 0; at < entry_bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
+  void prefetch(const int32_t* entries, int begin, int end) const {
+    for (int i = begin; i < end; ++i) {
+      const char* p = data + entries[i] * entry_bytes;
+      for (int at = 0; at < entry_bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
+    }
   }
 
  private:
@@ -97,8 +100,8 @@ template <int Q, int D, typename T>
 void score(const KeyValues<T>& kv, const int32_t* entries, int begin, int end, int count,
            const float* q, float* scores) {
   for (int at = begin; at < end; at += Vec::width) {
-    const int ahead = at + kPrefetch;
-    for (int i = ahead; i < std::min(ahead + Vec::width, count); ++i) kv.prefetch(entries[i]);
+    const int next = at + kAhead;
+    kv.prefetch(entries, next, std::min(next + Vec::width, count));
     score_block<Q, D>(kv, entries + at, std::min(end - at, Vec::width), q, scores + at, count);
   }
 }
@@ -198,6 +201,12 @@ struct Running {
   }
 };
 
+// Starts to fetch what `attend` needs first; it fetches the rest itself.
+template <typename T>
+void prefetch_first(const KeyValues<T>& kv, const std::vector<int32_t>& entries) {
+  kv.prefetch(entries.data(), 0, std::min(kAhead, static_cast<int>(entries.size())));
+}
+
 // Q queries over all entries. `scores` [Q][count] keeps the raw scores for the arg-min.
 template <int Q, int D, typename T>
 void attend(const KeyValues<T>& kv, const std::vector<int32_t>& entries, const float* q,
@@ -205,7 +214,6 @@ void attend(const KeyValues<T>& kv, const std::vector<int32_t>& entries, const f
   const int count = static_cast<int>(entries.size());
   float weights[Q][kTile];
   std::fill(out, out + Q * kv.dim, 0.f);
-  for (int i = 0; i < std::min(kPrefetch, count); ++i) kv.prefetch(entries[i]);
   for (int begin = 0; begin < count; begin += kTile) {
     const int end = std::min(begin + kTile, count);
     score<Q, D>(kv, entries.data(), begin, end, count, q, scores);

@@ -39,7 +39,7 @@ struct Decode {
   }
 };
 
-// Buffers of one thread, kept between tasks.
+// What a thread keeps of one task; the memory stays for the next.
 struct Scratch {
   std::vector<int32_t> entries;  // entries read, in the order of the softmax
   std::vector<int32_t> places;   // places of the offset table behind the last of them
@@ -130,15 +130,23 @@ void start(const Decode& d, int64_t b, int64_t h, Scratch& s) {
 }
 
 template <typename T>
-void decode_head(const Decode& d, const T* arena, int64_t b, int64_t h) {
-  thread_local Scratch s;
-  list_reads(region_of(d.cache, h), d.reads(b, h), d.prompts[b], s);
-  start(d, b, h, s);
+KeyValues<T> keys_of(const Decode& d, const T* arena, int64_t b, int64_t h) {
   const int64_t first = d.slots[b] + d.cache.head_offsets.const_data_ptr<int64_t>()[h];
-  const auto kv = KeyValues<T>::of(arena, first, static_cast<int>(d.dim));
+  return KeyValues<T>::of(arena, first, static_cast<int>(d.dim));
+}
+
+template <typename T>
+void prepare_head(const Decode& d, const T* arena, int64_t b, int64_t h, Scratch& s) {
+  list_reads(region_of(d.cache, h), d.reads(b, h), d.prompts[b], s);
+  prefetch_first(keys_of(d, arena, b, h), s.entries);
+}
+
+template <typename T>
+void decode_head(const Decode& d, const T* arena, int64_t b, int64_t h, Scratch& s) {
+  start(d, b, h, s);
   float* out = d.out + (b * d.heads + h) * d.group * d.dim;
-  attend(kv, s.entries, static_cast<int>(d.group), s.q.data(), s.scores.data(), s.running.data(),
-         out);
+  attend(keys_of(d, arena, b, h), s.entries, static_cast<int>(d.group), s.q.data(),
+         s.scores.data(), s.running.data(), out);
   if (d.offsets) select(d, b, h, s);
 }
 
@@ -187,7 +195,10 @@ Tensor run(const Tensor& q, const CacheArgs& cache, const Tensor& slots, const T
                  q.size(2),
                  out.data_ptr<float>()};
   with_storage(cache.arena, [&](const auto* arena) {
-    parallel_tasks(batch * heads, [&](int64_t i) { decode_head(d, arena, i / heads, i % heads); });
+    parallel_pipeline<Scratch>(
+        batch * heads,
+        [&](int64_t i, Scratch& s) { prepare_head(d, arena, i / heads, i % heads, s); },
+        [&](int64_t i, Scratch& s) { decode_head(d, arena, i / heads, i % heads, s); });
   });
   return out;
 }
