@@ -13,9 +13,9 @@ from training.transformer import MiniTransformer, finish_layer, project_qkv, rms
 @dataclass(frozen=True)
 class Sampling:
     guidance_scale: float = 3.0
-    temperature: float = 0.9
+    temperature: float = 1.0
     top_k: int = 0
-    top_p: float = 0.8
+    top_p: float = 0.75
 
 
 @torch.no_grad()

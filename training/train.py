@@ -130,8 +130,8 @@ def export(
     run: RunOption = RUN,
     out: Annotated[Path, typer.Option(help="Folder to write.")] = ASSETS,
     guidance: Annotated[float, typer.Option(help="Default guidance scale.")] = 3.0,
-    temperature: Annotated[float, typer.Option(help="Default temperature.")] = 0.9,
-    top_p: Annotated[float, typer.Option(help="Default top-p.")] = 0.8,
+    temperature: Annotated[float, typer.Option(help="Default temperature.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Default top-p.")] = 0.75,
     tiny: Annotated[bool, typer.Option(help="The run was tiny.")] = False,
 ) -> None:
     """Write the INT8 weights of a run's checkpoints."""
