@@ -217,7 +217,7 @@ def all_linears_row(rows: int, seconds: float) -> dict[str, Any]:
     ]
     x = {k: torch.randn(rows, k) for k, _ in sizes}
     run = {"step": lambda: [ops.linear(x[w.panels.shape[1]], w) for w in weights]}
-    return {"kernel": "linear", "layer": "all of a step of mini, int8", "rows": rows,
+    return {"kernel": "all_int8_linears_of_a_step", "rows": rows,
             "int8_us": best_seconds(run, seconds)["step"] * 1e6,
             "weight_bytes": sum(k * n for k, n in sizes)}  # fmt: skip
 
