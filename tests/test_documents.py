@@ -23,6 +23,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_make_targets_exist(path: Path) -> None:
-    rules = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    rules = re.findall(r"^([a-z-]+):", makefile, re.MULTILINE)
     named = TARGET.findall(path.read_text(encoding="utf-8"))
     assert not set(named) - set(rules)
