@@ -41,7 +41,7 @@ class KVArena:
                 f"cannot allocate a KV cache of {total_bytes / 2**30:.1f} GiB on {device}: "
                 "choose a smaller cache_bytes"
             ) from error
-        self._tables: dict[int, dict[int, LayerTable]] = {}
+        self._layers: dict[int, dict[int, LayerCache]] = {}
 
     def entries(self, layout: CacheLayout) -> Tensor:
         """The arena as entries of a layout, in its KV format."""
@@ -55,18 +55,20 @@ class KVArena:
         return entry
 
     def layer(self, layout: CacheLayout, layer: int) -> LayerCache:
-        tables = self._tables_of(layout)
-        if layer not in tables:
-            tables[layer] = LayerTable.of(layout, layer, self.device)
-        return LayerCache(self.entries(layout), tables[layer])
+        """One layer of the caches of a layout; made once, since every step asks for it."""
+        layers = self._layers_of(layout)
+        if layer not in layers:
+            table = LayerTable.of(layout, layer, self.device)
+            layers[layer] = LayerCache(self.entries(layout), table)
+        return layers[layer]
 
-    def _tables_of(self, layout: CacheLayout) -> dict[int, LayerTable]:
-        """Tables by layer, for as long as the layout lives (hashing one takes too long)."""
+    def _layers_of(self, layout: CacheLayout) -> dict[int, LayerCache]:
+        """Caches by layer, for as long as the layout lives (hashing one takes too long)."""
         key = id(layout)
-        if key not in self._tables:
-            self._tables[key] = {}
-            weakref.finalize(layout, self._tables.pop, key, None)
-        return self._tables[key]
+        if key not in self._layers:
+            self._layers[key] = {}
+            weakref.finalize(layout, self._layers.pop, key, None)
+        return self._layers[key]
 
 
 class RowPool:

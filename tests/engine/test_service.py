@@ -158,5 +158,5 @@ def test_policies_that_nobody_uses_any_more_are_forgotten(service: EngineService
     gc.collect()
     engine = service._engine
     assert len(engine.runner._rows) <= KEPT_GROUPS
-    assert len(engine.runner.arena._tables) <= KEPT_GROUPS
+    assert len(engine.runner.arena._layers) <= KEPT_GROUPS
     assert len(engine.intake._groups) <= KEPT_GROUPS
