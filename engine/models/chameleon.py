@@ -59,16 +59,7 @@ class Chameleon(DecoderModel):
         if vq.get("attn_resolutions"):
             raise WeightError("vq_config: attn_resolutions are not supported")
         order = "post" if text.flag("swin_norm") else "pre"
-        pixels = VQGANConfig(
-            codes=vq.count("num_embeddings"),
-            code_dim=vq.count("embed_dim"),
-            latent_channels=vq.count("latent_channels"),
-            base_channels=vq.count("base_channels"),
-            channel_multiplier=vq.numbers("channel_multiplier"),
-            res_blocks=vq.count("num_res_blocks"),
-            level_attention=False,
-            normalize_codes=False,
-        )
+        pixels = vqgan_config(vq)
         theta, factor = text.rope()
         return FamilyConfig(
             decoder=text.decoder(qk_norm="layer", norms=order),
@@ -227,6 +218,20 @@ def _vocabulary(folder: Path | None) -> Mapping[str, int]:
             f"config.json has no vocabulary_map and {file} holds no vocabulary: {error!r}"
         ) from error
     return found
+
+
+def vqgan_config(vq: Values) -> VQGANConfig:
+    """Chameleon's pixel decoder, which Liquid shares."""
+    return VQGANConfig(
+        codes=vq.count("num_embeddings"),
+        code_dim=vq.count("embed_dim"),
+        latent_channels=vq.count("latent_channels"),
+        base_channels=vq.count("base_channels"),
+        channel_multiplier=vq.numbers("channel_multiplier"),
+        res_blocks=vq.count("num_res_blocks"),
+        level_attention=False,
+        normalize_codes=False,
+    )
 
 
 def vqgan_file(folder: Path) -> Path | None:

@@ -12,12 +12,12 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from engine.checkpoint import Checkpoint, Param
-from engine.models.chameleon import VQ_DEFAULTS, VQ_FILES, vqgan_file
+from engine.models.chameleon import VQ_DEFAULTS, VQ_FILES, vqgan_config, vqgan_file
 from engine.models.decoder import LayerNames, layer_params
 from engine.models.family import DecoderModel, FamilyConfig, table_params
 from engine.models.hf_config import LLAMA, Values
 from engine.models.simplear import appended_ids
-from engine.models.vqgan import VQGANConfig, VQGANDecoder, vqgan_params
+from engine.models.vqgan import VQGANDecoder, vqgan_params
 from engine.weights import WeightError
 from scheduler.request import Sampling
 from sparse_attn.geometry import Grid
@@ -42,16 +42,7 @@ class Liquid(DecoderModel):
     def configure(cls, values: Mapping[str, Any], folder: Path | None) -> FamilyConfig:
         text = Values(values, DEFAULTS, "config.json")
         vq = Values(values.get("vq_config") or {}, VQ_DEFAULTS, "vq_config")
-        pixels = VQGANConfig(
-            codes=vq.count("num_embeddings"),
-            code_dim=vq.count("embed_dim"),
-            latent_channels=vq.count("latent_channels"),
-            base_channels=vq.count("base_channels"),
-            channel_multiplier=vq.numbers("channel_multiplier"),
-            res_blocks=vq.count("num_res_blocks"),
-            level_attention=False,
-            normalize_codes=False,
-        )
+        pixels = vqgan_config(vq)
         theta, factor = text.rope()
         side, vocabulary = vq.count("resolution"), text.count("vocab_size")
         return FamilyConfig(
