@@ -20,30 +20,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import httpx
 import numpy as np
 
+from benchmarks.bench_command import PROMPTS, Parser
 from commands.refusal import FAILED, Refusal
-
-PROMPTS = (
-    "a red apple",
-    "two dogs on a blue background",
-    "a cat left of a tree, flat style",
-    "three yellow stars on a green background",
-    "a house",
-    "a fish right of a boat",
-    "an umbrella above a rabbit",
-    "a purple flower on a white background",
-)
-
-
-class Parser(argparse.ArgumentParser):
-    """Its errors are refusals, which are one line each."""
-
-    def error(self, message: str) -> NoReturn:
-        raise Refusal(message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from uuid import uuid4
 
 import torch
 
 from benchmarks import results_writer
+from benchmarks.bench_command import PROMPTS, Parser
 from benchmarks.roofline import StepCost, measure
 from benchmarks.rounds import Measured, draw
 from commands.opening import engine_config
@@ -32,24 +33,6 @@ from engine.models.presets import load_model
 from engine.service import EngineService
 from engine.wanted import Wanted, to_request
 from scheduler.request import MAX_IMAGES, ImageRequest, PolicyChoice, RequestError
-
-PROMPTS = (
-    "a red apple",
-    "two dogs on a blue background",
-    "a cat left of a tree, flat style",
-    "three yellow stars on a green background",
-    "a house",
-    "a fish right of a boat",
-    "an umbrella above a rabbit",
-    "a purple flower on a white background",
-)
-
-
-class Parser(argparse.ArgumentParser):
-    """Its errors are refusals, which are one line each."""
-
-    def error(self, message: str) -> NoReturn:
-        raise Refusal(message)
 
 
 def parser() -> Parser:
