@@ -1,6 +1,6 @@
 """A picture of what a policy reads and stores: the grid of visual keys, for some queries and heads.
 
-Needs matplotlib (the extra `train`), which is imported only when something is drawn.
+matplotlib is imported only when something is drawn: it is slow to load.
 """
 
 from collections.abc import Sequence

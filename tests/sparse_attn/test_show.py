@@ -32,7 +32,6 @@ def test_cells_are_the_sets(policy: ReadPolicy, data: st.DataObject) -> None:
 
 
 def test_a_picture_is_written(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="pictures need matplotlib (the extra `train`)")
     policy = policies.build("stencil", GRID, Heads(2, 2), 0.5)
     path = tmp_path / "p.png"
     show.policy_picture(policy, path)
