@@ -1,8 +1,6 @@
 """`EngineService`: one worker thread owns the device; front ends talk to it through queues."""
 
-import asyncio
 import logging
-import queue
 import threading
 import time
 from collections import deque
@@ -10,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from engine.config import EngineConfig
-from engine.engine import Engine, Listener
-from engine.events import Event, Failed, Finished
+from engine.engine import Engine
+from engine.events import Event
+from engine.following import Following, Listener, follow, follow_all
 from engine.models.base import VisualModel
 from engine.policy_info import PolicyCatalog, ReadSet
 from engine.reads import catalog, read_set
@@ -65,39 +64,29 @@ class EngineService:
         """Raise RequestError if the model cannot draw the request; nothing is queued."""
         self._engine.intake.check(request)
 
-    def stream(self, request: ImageRequest) -> "Following":
-        """Submit and follow a request; closing the stream aborts what is left of it."""
-        loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[Event | Exception] = asyncio.Queue()
+    def submit(self, request: ImageRequest, listen: Listener) -> None:
+        """Check in the caller's thread, so that a refusal is raised at once, then queue."""
+        self.check(request)
 
-        abort = partial(self._command, partial(self._engine.abort, request.id))
-
-        def listen(item: Event | Exception) -> None:
+        def add() -> None:
             try:
-                loop.call_soon_threadsafe(inbox.put_nowait, item)
-            except RuntimeError:  # the loop has closed with its reader; the engine goes on
-                abort()
+                self._engine.add(request, listen)
+            except RequestError as error:
+                listen(error)
 
-        self._submit(request, listen)
-        return Following(inbox, request.n, abort)
+        self._command(add, listen)
+
+    def abort(self, id: str) -> None:
+        """Drop what is left of a request; unknown ids are ignored."""
+        self._command(partial(self._engine.abort, id))
+
+    def stream(self, request: ImageRequest) -> Following:
+        """Submit and follow a request; closing the stream aborts what is left of it."""
+        return follow(self, request)
 
     def run(self, requests: Sequence[ImageRequest]) -> Iterator[tuple[int, Event]]:
         """Submit many requests from a plain thread and yield (request index, event)."""
-        inbox: queue.SimpleQueue[tuple[int, Event | Exception]] = queue.SimpleQueue()
-        for index, request in enumerate(requests):
-            self._submit(request, lambda item, index=index: inbox.put((index, item)))  # type: ignore[misc]
-        open_images = sum(request.n for request in requests)
-        try:
-            while open_images:
-                index, item = inbox.get()
-                if isinstance(item, Exception):
-                    raise item
-                open_images -= isinstance(item, Finished | Failed)
-                yield index, item
-        finally:
-            if open_images:
-                for request in requests:
-                    self._command(partial(self._engine.abort, request.id))
+        return follow_all(self, requests)
 
     def policies(self) -> PolicyCatalog:
         return catalog(self._engine.model, self._engine.backend)
@@ -134,18 +123,6 @@ class EngineService:
             images_parked=planned.totals.parked,
             kv_read_bytes=counters.kv_read_bytes,
         )
-
-    def _submit(self, request: ImageRequest, listen: Callable[[Event | Exception], None]) -> None:
-        """Check in the caller's thread, so that a refusal is raised at once, then queue."""
-        self.check(request)
-
-        def add() -> None:
-            try:
-                self._engine.add(request, listen)
-            except RequestError as error:
-                listen(error)
-
-        self._command(add, listen)
 
     def _command(self, run: Callable[[], None], listen: Listener | None = None) -> None:
         with self._wake:
@@ -185,30 +162,3 @@ class EngineService:
         with self._wake:
             while not (self._commands or self._stopping):
                 self._wake.wait()
-
-
-class Following:
-    """The events of one submitted request, as an `EventStream`."""
-
-    def __init__(
-        self, inbox: asyncio.Queue[Event | Exception], images: int, abort: Callable[[], None]
-    ) -> None:
-        self._inbox, self._open_images, self._abort = inbox, images, abort
-
-    def __aiter__(self) -> "Following":
-        return self
-
-    async def __anext__(self) -> Event:
-        if not self._open_images:
-            raise StopAsyncIteration
-        item = await self._inbox.get()
-        if isinstance(item, Exception):
-            self._open_images = 0
-            raise item
-        self._open_images -= isinstance(item, Finished | Failed)
-        return item
-
-    async def aclose(self) -> None:
-        if self._open_images:
-            self._open_images = 0
-            self._abort()

@@ -1,0 +1,1 @@
+"""Several engines behind one face: see docs/operations.md."""

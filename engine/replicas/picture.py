@@ -1,0 +1,69 @@
+"""One image of a request on its way: what its client has heard, so that it hears nothing twice."""
+
+from dataclasses import dataclass, replace
+
+from engine.events import Event, Failed, Finished, Partial, Progress
+from engine.following import Listener
+from scheduler.request import ImageRequest, Priority
+
+
+@dataclass(eq=False, slots=True)
+class Picture:
+    """Image `index` of the request `owner`, as a request for one image.
+
+    done, partials: progress and unfinished pictures that were told. losses: replicas that were
+    lost while they drew it.
+    """
+
+    request: ImageRequest
+    owner: str
+    index: int
+    listen: Listener
+    done: int = 0
+    partials: int = 0
+    losses: int = 0
+
+    @property
+    def interactive(self) -> bool:
+        return self.request.priority is Priority.INTERACTIVE
+
+    def tell(self, item: Event | Exception) -> bool:
+        """Pass on what is new; whether it was the last thing there is to say.
+
+        A picture that is drawn again, from the start, is the same picture: what its client has
+        heard of the first try holds for the second."""
+        if isinstance(item, Exception):
+            self.listen(item)
+            return True
+        if self._is_new(item):
+            self.listen(replace(item, index=self.index))
+        return isinstance(item, Finished | Failed)
+
+    def _is_new(self, event: Event) -> bool:
+        match event:
+            case Progress(done=done):
+                new, self.done = done > self.done, max(done, self.done)
+                return new
+            case Partial(number=number):
+                new, self.partials = number >= self.partials, max(number + 1, self.partials)
+                return new
+        return True
+
+
+def pictures(request: ImageRequest, listen: Listener) -> list[Picture]:
+    """The images of a request, each as a request of its own: image k with seed s is the image of
+    a request for one with seed s + k. The last one finished of a request lends its learnt reads
+    to the request's id, so the first image keeps that id."""
+    return [
+        Picture(
+            replace(request, n=1, seed=request.seed + k, id=image_id(request.id, k)),
+            request.id,
+            k,
+            listen,
+        )
+        for k in range(request.n)
+    ]
+
+
+def image_id(request: str, index: int) -> str:
+    return request if index == 0 else f"{request}.{index}"
