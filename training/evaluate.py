@@ -27,6 +27,7 @@ SEEDS: dict[Split, int] = {"train": 777, "pairs": 999, "styles": 998}
 """Validation scenes: the first from the training distribution, none of them seen in training."""
 
 BLANK = "blank pictures"
+ROUNDED = "int8 rounded again"
 Row = dict[str, Any]
 
 
@@ -133,17 +134,20 @@ def sweep(mini: Mini, folder: Path, device: torch.device, cases: list[Sampling])
 
 
 def quantising_rows(rows: list[Row]) -> list[Row]:
-    """What INT8 costs, where both precisions were measured on the same scenes."""
+    """What INT8 costs, on the same scenes: against the weights before rounding where they are at
+    hand, and in any case what a second rounding error of the same size costs."""
     values = {(r["name"], r.get("weights")): r["value"] for r in rows if "value" in r}
+    pairs = (("trained", "int8", "trained less INT8"), ("int8", ROUNDED, "INT8 less rounded again"))
     return [
         {
             "kind": "quantising",
-            "name": f"{name}: trained less INT8",
-            "value": round(values[name, "trained"] - values[name, "int8"], 5),
+            "name": f"{name}: {label}",
+            "value": round(values[name, first] - values[name, second], 5),
             "unit": unit,
         }
+        for first, second, label in pairs
         for name, unit in (("PSNR", "dB"), ("NLL", "nats/token"))
-        if (name, "trained") in values
+        if (name, first) in values and (name, second) in values
     ]
 
 

@@ -75,15 +75,21 @@ def write(
         save_file(shard, folder / f"transformer-{number:05}-of-{len(shards):05}.safetensors")
 
 
-def read(folder: Path, device: torch.device) -> Mini:
-    """Load what `write` wrote, as fp32 modules in evaluation mode."""
+def read(folder: Path, device: torch.device, noise: int | None = None) -> Mini:
+    """Load what `write` wrote, as fp32 modules in evaluation mode.
+
+    noise: seed of an error added to each weight that was rounded, as large as the rounding's own
+        (uniform over one INT8 step). What it costs says what rounding cost, where the weights
+        before rounding are gone.
+    """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     tokenizer = FSQTokenizer(FSQTokenizerConfig.from_dict(config.pop("tokenizer")))
     sampling = Sampling(**config.pop("sampling"))
     transformer = MiniTransformer(transformer_config(config))
-    _fill(tokenizer, load_file(folder / "tokenizer.safetensors"))
+    generator = None if noise is None else torch.Generator().manual_seed(noise)
+    _fill(tokenizer, load_file(folder / "tokenizer.safetensors"), generator)
     parts = [load_file(path) for path in sorted(folder.glob("transformer-*.safetensors"))]
-    _fill(transformer, {k: v for part in parts for k, v in part.items()})
+    _fill(transformer, {k: v for part in parts for k, v in part.items()}, generator)
     words = WordTokenizer.from_file(folder / "vocab.json")
     return Mini(words, tokenizer.to(device).eval(), transformer.to(device).eval(), sampling)
 
@@ -107,6 +113,15 @@ def split(weights: dict[str, Tensor], limit: int = SHARD_BYTES) -> list[dict[str
     return shards
 
 
+def disturb(packed: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+    """fp32 weights whose rounded ones are off by up to half a step more."""
+    disturbed = dict(packed)
+    for name in (name for name in packed if f"{name}.scale" in packed):
+        value = packed[name].float()
+        disturbed[name] = value + torch.rand(value.shape, generator=generator) - 0.5
+    return dequantize(disturbed)
+
+
 def _expand(packed: dict[str, Tensor], name: str) -> Tensor:
     value = packed[name].float()
     if f"{name}.scale" not in packed:
@@ -114,5 +129,5 @@ def _expand(packed: dict[str, Tensor], name: str) -> Tensor:
     return value * packed[f"{name}.scale"].float().view(-1, *[1] * (value.ndim - 1))
 
 
-def _fill(module: nn.Module, packed: dict[str, Tensor]) -> None:
-    module.load_state_dict(dequantize(packed))
+def _fill(module: nn.Module, packed: dict[str, Tensor], noise: torch.Generator | None) -> None:
+    module.load_state_dict(dequantize(packed) if noise is None else disturb(packed, noise))

@@ -15,7 +15,7 @@ class Inputs:
 
     front_end_ms: CPU time of a front end for one interactive picture, from its request to the
         answer. line_ms: the same for a line of a batch. transaction_ms: CPU time of the database
-        for one transaction. line_transactions: transactions of a line.
+        for one transaction. line_transactions: transactions of a line that is claimed alone.
     """
 
     gpus: int
@@ -36,6 +36,7 @@ class Inputs:
     restart_seconds: float
     lease_seconds: float
     retry_seconds: float
+    lines_per_claim: int
     front_end_ms: float = 15.0
     line_ms: float = 15.0
     transaction_ms: float = 1.0

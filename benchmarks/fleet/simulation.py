@@ -30,12 +30,13 @@ class Image:
 
 @dataclass(eq=False)
 class Outcome:
-    """What came out after the warm-up. lost: images that ended neither way; always 0 unless the
-    simulation or the design is wrong."""
+    """What came out. latencies: of interactive images that were born after the warm-up.
+    ended_warm: images that ended after it. ended_twice: always 0 unless the design is wrong."""
 
     latencies: list[float] = field(default_factory=list)
     begun: int = 0
     ended: int = 0
+    ended_warm: int = 0
     ended_twice: int = 0
     counted: int = 0
     redrawn: int = 0
@@ -166,7 +167,8 @@ class Fleet:
         while not served:
             home = self._next_front_end()
             if image.batch:
-                yield self._transactions(1.0)
+                claim = (self.inputs.line_transactions - 1) / self.inputs.lines_per_claim
+                yield self._transactions(claim)
             yield from self._through(image, home)
             served = image.home is not None
             if not served:
@@ -197,7 +199,7 @@ class Fleet:
         """A line's record goes to storage, then the line is ended in the database."""
         yield self.storage.serve(1 / self.inputs.storage_puts)
         yield self.env.timeout(self.inputs.storage_seconds)
-        yield self._transactions(self.inputs.line_transactions - 1)
+        yield self._transactions(1)
 
     def _transactions(self, count: float) -> simpy.Event:
         return self.database.serve(count * self.inputs.transaction_ms / 1000)
@@ -213,6 +215,7 @@ class Fleet:
     def _end(self, image: Image) -> None:
         outcome = self.outcome
         outcome.ended += 1
+        outcome.ended_warm += self.env.now >= self.warm
         outcome.ended_twice += image.ended is None
         image.ended = None
         outcome.redrawn += image.tries > 1
