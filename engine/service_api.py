@@ -2,7 +2,8 @@
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
 
 from engine.events import Event
 from engine.policy_info import PolicyCatalog, ReadSet
@@ -26,11 +27,17 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`alive`: the worker thread runs. `stuck_seconds`: how long the current step has taken."""
+    """`alive`: pictures are drawn. `stuck_seconds`: how long the current step has taken.
+
+    engines: how many of them draw. replacing: some that should draw do not, and come back by
+    themselves.
+    """
 
     alive: bool
     stuck_seconds: float
     error: str | None = None
+    engines: int = 1
+    replacing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +91,14 @@ class ImageService(Protocol):
         """Abort what runs, end the thread, release the device. Idempotent."""
 
     def check(self, request: ImageRequest) -> None:
-        """Raise RequestError if the model cannot draw the request; nothing is queued."""
+        """Raise RequestError if the model cannot draw the request; nothing is queued. May wait
+        for another machine."""
 
     def stream(self, request: ImageRequest) -> EventStream:
         """Submit and follow a request from asyncio; closing the stream aborts it.
 
-        Raises RequestError before anything is queued if the model cannot serve it."""
+        Raises RequestError if the model cannot serve it: before anything is queued, or from the
+        stream where another machine has to be asked."""
 
     def run(self, requests: Sequence[ImageRequest]) -> Iterator[tuple[int, Event]]:
         """Submit many requests from a plain thread and yield (request index, event)."""
@@ -104,3 +113,56 @@ class ImageService(Protocol):
     def health(self) -> Health: ...
 
     def stats(self) -> EngineStats: ...
+
+
+class ReplicaState(StrEnum):
+    """`REFUSED`: it could not start as configured. Whatever is not ready is started again."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    LOST = "lost"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One of several engines, as an operator sees it.
+
+    where: its machine, and pid: its process there, once it has started. pictures: that it was
+    given. free_bytes, cache_bytes: of its KV cache. restarts: replacements, wished or not. reason:
+    why the last one was lost. seconds: since it reached its state.
+    """
+
+    name: str
+    state: ReplicaState
+    where: str
+    pid: int | None
+    pictures: int
+    free_bytes: int
+    cache_bytes: int
+    restarts: int
+    reason: str | None
+    seconds: float
+
+
+class FleetError(ValueError):
+    """The replicas cannot be changed as asked; the message says why."""
+
+
+@runtime_checkable
+class Fleet(Protocol):
+    """What an `ImageService` over several replicas offers besides. All of it returns at once, and
+    `replicas` shows how far it is. Raises FleetError."""
+
+    def replicas(self) -> tuple[ReplicaStatus, ...]: ...
+
+    def scale(self, replicas: int) -> None:
+        """Start more, or let the youngest leave when their pictures have ended."""
+
+    def drain(self, name: str) -> None:
+        """Let a replica leave when its pictures have ended; there is one less afterwards."""
+
+    def restart(self, name: str | None = None) -> None:
+        """Replace a replica when its pictures have ended; all, one after the other, without a
+        name."""

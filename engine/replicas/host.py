@@ -24,8 +24,13 @@ class Host:
         self._service.start()
         self._outbox: list[Told] = []
         self._filled = threading.Condition()
-        where = f"{socket.gethostname()}, process {os.getpid()}"
-        self._facts = Facts(self._service.model, self._service.policies(), where, config.max_images)
+        self._facts = Facts(
+            self._service.model,
+            self._service.policies(),
+            socket.gethostname(),
+            os.getpid(),
+            config.max_images,
+        )
 
     @property
     def facts(self) -> Facts:

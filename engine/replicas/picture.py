@@ -1,10 +1,14 @@
 """One image of a request on its way: what its client has heard, so that it hears nothing twice."""
 
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass, field, replace
 
 from engine.events import Event, Failed, Finished, Partial, Progress
 from engine.following import Listener
 from scheduler.request import ImageRequest, Priority
+
+SUSPECT = 3
+"""Replicas lost with a picture after which it is drawn alone."""
 
 
 @dataclass(eq=False, slots=True)
@@ -12,7 +16,7 @@ class Picture:
     """Image `index` of the request `owner`, as a request for one image.
 
     done, partials: progress and unfinished pictures that were told. losses: replicas that were
-    lost while they drew it.
+    lost while they drew it. submitted: by the monotonic clock, in seconds.
     """
 
     request: ImageRequest
@@ -22,6 +26,12 @@ class Picture:
     done: int = 0
     partials: int = 0
     losses: int = 0
+    submitted: float = field(default_factory=time.monotonic)
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it may be what its replicas died of."""
+        return self.losses >= SUSPECT
 
     @property
     def interactive(self) -> bool:
@@ -36,8 +46,15 @@ class Picture:
             self.listen(item)
             return True
         if self._is_new(item):
-            self.listen(replace(item, index=self.index))
+            self.listen(replace(self._timed(item), index=self.index))
         return isinstance(item, Finished | Failed)
+
+    def _timed(self, event: Event) -> Event:
+        """Waiting in the router and tries that were lost are time in the queue."""
+        if not isinstance(event, Finished):
+            return event
+        waited = time.monotonic() - self.submitted - event.stats.seconds
+        return replace(event, stats=replace(event.stats, queue_seconds=max(0.0, waited)))
 
     def _is_new(self, event: Event) -> bool:
         match event:

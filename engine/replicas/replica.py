@@ -1,5 +1,6 @@
 """What the router asks of a replica: one engine, somewhere, that may be gone the next moment."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +15,7 @@ class ReplicaLost(Exception):  # noqa: N818
 
 
 class ReplicaRefused(Exception):  # noqa: N818
-    """There is no replica to be had as configured: trying again would not help."""
+    """There is no replica to be had as configured; the message says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,12 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a replica is. `where`: machine and process, for people. `room`: images it takes."""
+    """What a replica is. where: its machine. pid: its process there. room: images it takes."""
 
     model: ModelInfo
     policies: PolicyCatalog
     where: str
+    pid: int
     room: int
 
 
@@ -68,7 +70,8 @@ class Replica(Protocol):
 class Spawn(Protocol):
     """Makes replicas."""
 
-    def __call__(self, name: str) -> Replica:
-        """A replica that has loaded its model; this may take minutes.
+    def __call__(self, name: str, wanted: Callable[[], bool]) -> Replica | None:
+        """A replica that has loaded its model, which may take minutes; None as soon as it is no
+        longer wanted.
 
-        Raises ReplicaLost if it died meanwhile, ReplicaRefused if no second try would help."""
+        Raises ReplicaLost if it died meanwhile, ReplicaRefused if it cannot be configured so."""

@@ -13,6 +13,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from threading import Thread
 from typing import TypeVar
 
 from engine.events import Event, Failed
@@ -22,13 +24,27 @@ from engine.replicas.choice import choose
 from engine.replicas.keeper import Keeper
 from engine.replicas.picture import Picture, pictures
 from engine.replicas.replica import Facts, Replica, ReplicaLost, Report, Spawn
-from engine.replicas.slot import ReplicaStatus, Slot, State, Wish, counters, total
-from engine.service_api import EngineStats, Health, ModelInfo, ReadQuery
+from engine.replicas.slot import Slot, Wish, counters, total
+from engine.service_api import (
+    EngineStats,
+    FleetError,
+    Health,
+    ModelInfo,
+    ReadQuery,
+    ReplicaState,
+    ReplicaStatus,
+)
 from scheduler.request import ImageRequest
 
 log = logging.getLogger("bishop.replicas")
 
 T = TypeVar("T")
+
+MOST_REPLICAS = 1024
+"""Each has a thread here."""
+
+ROLL_SECONDS = 3600.0
+"""How long a rolling restart waits for one replica."""
 
 REMEMBERED = 256
 """Pictures of which the router knows who drew them, for those who want to see their reads."""
@@ -66,6 +82,7 @@ class Router:
         self._stopping = False
         self._names = 0
         self._first = replicas
+        self._rolling: Thread | None = None
 
     # -- ImageService ------------------------------------------------------------------------
 
@@ -91,7 +108,7 @@ class Router:
             self._stopping = True
             keepers = list(self._keepers)
             for slot in self._slots:
-                for picture in slot.clear(State.LOST):
+                for picture in slot.clear(ReplicaState.LOST):
                     _fail(picture, "the engine is stopping")
             for queue in self._queues:
                 while queue:
@@ -99,6 +116,8 @@ class Router:
             self._changed.notify_all()
         for keeper in keepers:
             keeper.end()
+        for keeper in keepers:
+            keeper.join()
 
     def check(self, request: ImageRequest) -> None:
         """Raise RequestError if the model cannot draw the request. While no replica answers,
@@ -145,10 +164,11 @@ class Router:
     def health(self) -> Health:
         """Alive while one replica is; a replica that is stuck is replaced, not waited for."""
         with self._lock:
-            if any(slot.open for slot in self._slots):
-                return Health(True, 0.0)
+            engines = sum(slot.open for slot in self._slots)
+            missing = engines < sum(slot.wish is not Wish.LEAVE for slot in self._slots)
             reasons = [f"{slot.name}: {slot.reason}" for slot in self._slots if slot.reason]
-        return Health(False, 0.0, "; ".join(["no replica is alive", *reasons]))
+        error = None if engines else "; ".join(["no replica is alive", *reasons])
+        return Health(engines > 0, 0.0, error, engines, missing and not self._stopping)
 
     def stats(self) -> EngineStats:
         """Sums over the replicas, those that are gone included."""
@@ -166,18 +186,10 @@ class Router:
         with self._lock:
             return tuple(slot.status() for slot in self._slots)
 
-    @property
-    def width(self) -> int:
-        """Replicas that can be given work."""
-        with self._lock:
-            return sum(slot.open for slot in self._slots)
-
     def scale(self, replicas: int) -> None:
-        """Add replicas, or let the youngest leave when their pictures have ended.
-
-        Raises ValueError for fewer than one."""
-        if replicas < 1:
-            raise ValueError(f"replicas must be at least 1, got {replicas}")
+        """Add replicas, or let the youngest leave when their pictures have ended."""
+        if not 1 <= replicas <= MOST_REPLICAS:
+            raise FleetError(f"replicas must lie in 1..{MOST_REPLICAS}, got {replicas}")
         with self._lock:
             staying = [slot for slot in self._slots if slot.wish is not Wish.LEAVE]
             self._grow(replicas - len(staying))
@@ -185,30 +197,50 @@ class Router:
                 self._retire(slot, Wish.LEAVE)
             self._dispatch()
 
-    def restart(self, name: str) -> None:
-        """Let a replica's pictures end, then replace it. Raises KeyError for an unknown name."""
+    def drain(self, name: str) -> None:
+        """Let a replica leave when its pictures have ended; the last one stays."""
         with self._lock:
-            found = {slot.name: slot for slot in self._slots}
-            self._retire(found[name], Wish.RESTART)
+            slot = self._named(name)
+            if all(other is slot or other.wish is Wish.LEAVE for other in self._slots):
+                raise FleetError(f"{name} is the only replica: start another one first")
+            self._retire(slot, Wish.LEAVE)
             self._dispatch()
 
-    def roll(self, seconds: float) -> None:
-        """Restart all replicas one after the other, each within `seconds`.
+    def restart(self, name: str | None = None) -> None:
+        """Let a replica's pictures end, then replace it; all in turn without a name."""
+        with self._lock:
+            if name is not None:
+                self._retire(self._named(name), Wish.RESTART)
+                self._dispatch()
+                return
+            if self._rolling is not None and self._rolling.is_alive():
+                raise FleetError("the replicas are being restarted already")
+            slots = list(self._slots)
+            self._rolling = Thread(target=self._roll, args=(slots,), name="roll", daemon=True)
+            self._rolling.start()
 
-        Raises TimeoutError when one does not come back; the others then stay as they are."""
-        for status in self.replicas():
+    def _roll(self, slots: Sequence[Slot]) -> None:
+        """Restart one after the other. If one does not come back, the others stay as they are."""
+        for slot in slots:
             with self._lock:
-                slot = next((s for s in self._slots if s.name == status.name), None)
-                if slot is None:
+                if slot not in self._slots or slot.wish is Wish.LEAVE or self._stopping:
                     continue
-                self.restart(slot.name)
                 before = slot.generation
-                came = self._changed.wait_for(
-                    lambda s=slot, g=before: s.generation > g or self._stopping,  # type: ignore[misc]
-                    seconds,
-                )
-            if not came:
-                raise TimeoutError(f"{status.name} did not come back within {seconds:g} s")
+                self._retire(slot, Wish.RESTART)
+                self._dispatch()
+                if not self._changed.wait_for(partial(self._is_back, slot, before), ROLL_SECONDS):
+                    log.error("%s did not come back; the rolling restart ends", slot.name)
+                    return
+
+    def _is_back(self, slot: Slot, before: int) -> bool:
+        return slot.generation > before or slot not in self._slots or self._stopping
+
+    def _named(self, name: str) -> Slot:
+        for slot in self._slots:
+            if slot.name == name:
+                return slot
+        known = ", ".join(slot.name for slot in self._slots)
+        raise FleetError(f"there is no replica {name!r} (there are: {known})")
 
     # -- what keepers tell -------------------------------------------------------------------
 
@@ -217,7 +249,7 @@ class Router:
         with self._lock:
             slot.stand(replica)
             self._facts = self._facts or replica.facts
-            log.info("%s is ready (%s)", slot.name, slot.where)
+            log.info("%s is ready (%s, process %s)", slot.name, slot.where, slot.pid)
             self._dispatch()
             self._changed.notify_all()
 
@@ -242,31 +274,28 @@ class Router:
                 raise ReplicaLost(f"its step has taken {health.stuck_seconds:.0f} s")
             return self._goes_on(slot)
 
-    def lost(self, slot: Slot, reason: str) -> None:
+    def lost(self, slot: Slot, reason: str, refused: bool = False) -> None:
         """A replica is gone, or did not come: what it drew is drawn elsewhere."""
         with self._lock:
             if not self._stopping:
                 log.warning("%s is lost: %s", slot.name, reason)
             slot.reason = reason
-            self._again(slot.clear(State.LOST), lost=True)
-            self._changed.notify_all()
-
-    def refused(self, slot: Slot, reason: str) -> None:
-        """No replica can be had for this slot."""
-        with self._lock:
-            slot.reason = reason
-            slot.become(State.REFUSED)
+            left = slot.clear(ReplicaState.REFUSED if refused else ReplicaState.LOST)
+            if slot.wish is Wish.RESTART:  # whatever comes next is new
+                slot.wish = Wish.STAY
+            self._again(left, lost=True)
             self._changed.notify_all()
 
     def left(self, slot: Slot) -> bool:
         """A replica was let go; whether another is to follow it."""
         with self._lock:
-            self._again(slot.clear(State.STARTING), lost=False)
+            self._again(slot.clear(ReplicaState.STARTING), lost=False)
             if slot.wish is Wish.RESTART:
                 slot.wish = Wish.STAY
             if slot.wish is Wish.STAY:
                 return not self._stopping
             self._slots.remove(slot)
+            self._keepers = [keeper for keeper in self._keepers if keeper.slot is not slot]
             self._past = counters(self._past, slot.past)
             self._changed.notify_all()
             return False
@@ -279,7 +308,7 @@ class Router:
         return self._facts
 
     def _hopeless(self) -> bool:
-        return self._stopping or all(slot.state is State.REFUSED for slot in self._slots)
+        return self._stopping or all(slot.state is ReplicaState.REFUSED for slot in self._slots)
 
     def _grow(self, count: int) -> None:
         for _ in range(count):
@@ -291,11 +320,14 @@ class Router:
             keeper.start()
 
     def _retire(self, slot: Slot, wish: Wish) -> None:
-        """Give a slot nothing more; its keeper sees to the rest."""
-        slot.wish = wish if slot.wish is not Wish.LEAVE else slot.wish
+        """Give a slot nothing more; its keeper sees to the rest. One that is not there yet is new
+        anyway."""
+        if slot.wish is Wish.LEAVE or (wish is Wish.RESTART and slot.replica is None):
+            return
+        slot.wish = wish
         slot.wish_until = time.monotonic() + self.config.drain_seconds
-        if slot.state is State.READY:
-            slot.become(State.DRAINING)
+        if slot.state is ReplicaState.READY:
+            slot.become(ReplicaState.DRAINING)
 
     def _goes_on(self, slot: Slot) -> bool:
         if slot.wish is Wish.STAY:
@@ -309,7 +341,8 @@ class Router:
         """Give what waits to replicas with room; batch pictures only when nothing else waits."""
         for queue in self._queues:
             while queue:
-                slot = choose([s for s in self._slots if s.open], queue[0].interactive)
+                first, there = queue[0], [slot for slot in self._slots if slot.open]
+                slot = choose(there, first.interactive, first.suspect)
                 if slot is None:
                     return
                 self._send(slot, queue.popleft())
@@ -324,7 +357,7 @@ class Router:
     def _tell(self, slot: Slot, id: str, item: Event | Exception) -> None:
         picture = slot.pictures.get(id)
         if picture is not None and picture.tell(item):
-            del slot.pictures[id]
+            slot.pictures.pop(id, None)  # whoever was told may have aborted it meanwhile
             self._remember(picture.owner, slot.name)
 
     def _remember(self, owner: str, name: str) -> None:

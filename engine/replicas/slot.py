@@ -8,18 +8,10 @@ from enum import StrEnum
 from engine.replicas.choice import Load
 from engine.replicas.picture import Picture
 from engine.replicas.replica import Replica, Report
-from engine.service_api import EngineStats
+from engine.service_api import EngineStats, ReplicaState, ReplicaStatus
 
 NOTHING = EngineStats(*(0 for _ in fields(EngineStats)))
 GAUGES = ("images_running", "images_waiting", "cache_bytes_used", "cache_bytes_total")
-
-
-class State(StrEnum):
-    STARTING = "starting"
-    READY = "ready"
-    DRAINING = "draining"
-    LOST = "lost"
-    REFUSED = "refused"
 
 
 class Wish(StrEnum):
@@ -28,22 +20,6 @@ class Wish(StrEnum):
     STAY = "stay"
     RESTART = "restart"
     LEAVE = "leave"
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaStatus:
-    """A replica as an operator sees it. `restarts` counts replacements, wished or not; `reason`
-    says why the last one was lost. `seconds`: since it reached its state."""
-
-    name: str
-    state: State
-    where: str
-    pictures: int
-    free_bytes: int
-    cache_bytes: int
-    restarts: int
-    reason: str | None
-    seconds: float
 
 
 @dataclass(eq=False, slots=True)
@@ -55,11 +31,12 @@ class Slot:
     """
 
     name: str
-    state: State = State.STARTING
+    state: ReplicaState = ReplicaState.STARTING
     wish: Wish = Wish.STAY
     wish_until: float = 0.0
     replica: Replica | None = None
     where: str = ""
+    pid: int | None = None
     room: int = 1
     pictures: dict[str, Picture] = field(default_factory=dict)
     stats: EngineStats = NOTHING
@@ -70,13 +47,14 @@ class Slot:
     reason: str | None = None
     since: float = field(default_factory=time.monotonic)
 
-    def become(self, state: State) -> None:
+    def become(self, state: ReplicaState) -> None:
         self.state, self.since = state, time.monotonic()
 
     @property
     def open(self) -> bool:
         """Whether it may be given pictures."""
-        return self.state is State.READY and self.replica is not None
+        ready = self.state is ReplicaState.READY and self.replica is not None
+        return ready and self.wish is Wish.STAY
 
     @property
     def load(self) -> Load:
@@ -88,6 +66,7 @@ class Slot:
             self.room,
             self.stats.images_waiting,
             free - self.unseen * self.image_bytes,
+            any(picture.suspect for picture in self.pictures.values()),
         )
 
     def heard(self, report: Report, asked: int) -> None:
@@ -100,16 +79,17 @@ class Slot:
     def stand(self, replica: Replica) -> None:
         """A new replica stands here."""
         facts = replica.facts
-        self.replica, self.where, self.room = replica, facts.where, facts.room
+        self.replica, self.room = replica, facts.room
+        self.where, self.pid = facts.where, facts.pid
         self.generation += 1
-        self.become(State.READY)
+        self.become(ReplicaState.READY)
 
-    def clear(self, state: State) -> list[Picture]:
+    def clear(self, state: ReplicaState) -> list[Picture]:
         """The replica is gone: what it counted stays, its pictures are handed back."""
         left = list(self.pictures.values())
         self.pictures.clear()
         self.past, self.stats, self.unseen = counters(self.past, self.stats), NOTHING, 0
-        self.replica = None
+        self.replica = self.pid = None
         self.become(state)
         return left
 
@@ -118,6 +98,7 @@ class Slot:
             self.name,
             self.state,
             self.where,
+            self.pid,
             len(self.pictures),
             max(self.load.free_bytes, 0),
             self.stats.cache_bytes_total,
