@@ -10,6 +10,7 @@ from commands.batch import batch
 from commands.bench import bench
 from commands.generate import generate
 from commands.refusal import INTERRUPTED, USAGE, Refusal
+from commands.replicas import replicas
 from commands.serve import serve
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app.command()(listing.models)
 app.command()(listing.policies)
 app.add_typer(batch, name="batch")
 app.add_typer(bench, name="bench")
+app.add_typer(replicas, name="replicas")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,5 +1,9 @@
 """Opening an engine from the command line: whatever keeps it from running is one clear line."""
 
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
 from commands.options import EngineFlags
 from commands.refusal import Refusal
 from engine.config import EngineConfig
@@ -29,3 +33,77 @@ def engine_config(flags: EngineFlags, policy: PolicyChoice | None = None) -> Eng
         threads=flags.threads,
         policy=policy or PolicyChoice(),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaFlags:
+    """What the command line says of replicas. count: None is as many as there is room for.
+    address: of a Ray that runs; None starts one on this machine."""
+
+    count: int | None
+    address: str | None = None
+    silent_seconds: float = 10.0
+    stuck_seconds: float = 60.0
+
+    @classmethod
+    def of(cls, count: str, address: str | None, silent: float, stuck: float) -> "ReplicaFlags":
+        """Raises Refusal for a count that is none."""
+        if count != "auto" and not (count.isdecimal() and int(count) >= 1):
+            raise Refusal(f"--replicas: expected a number above 0, or auto, got {count!r}")
+        number = None if count == "auto" else int(count)
+        return cls(count=number, address=address, silent_seconds=silent, stuck_seconds=stuck)
+
+
+def open_fleet(
+    flags: EngineFlags, replicas: ReplicaFlags, policy: PolicyChoice | None = None
+) -> ImageService:
+    """Several engines on Ray, of which the first is ready. Raises Refusal."""
+    try:
+        from engine.replicas import ray_actor
+    except ImportError as error:
+        message = f"--replicas needs Ray ({error}): pip install 'bishop-serve[ray]'"
+        raise Refusal(message) from None
+    from engine.replicas.replica import ReplicaRefused
+    from engine.replicas.router import Router, RouterConfig
+
+    try:
+        config = _shared(engine_config(flags, policy), replicas)
+        ray_actor.connect(replicas.address)
+        spawn = ray_actor.RaySpawn(config, replicas.silent_seconds)
+        room = spawn.room()
+        if replicas.address is None and (replicas.count or 1) > room:
+            raise Refusal(_no_room(spawn.needs, replicas.count or 1, room))
+        router = Router(
+            spawn,
+            replicas.count or max(room, 1),
+            RouterConfig(stuck_seconds=replicas.stuck_seconds),
+            ray_actor.disconnect,
+        )
+        router.start()
+    except (ReplicaRefused, ValueError, RuntimeError) as error:
+        ray_actor.disconnect()
+        raise Refusal(str(error)) from None
+    except BaseException:
+        ray_actor.disconnect()
+        raise
+    return router
+
+
+def _no_room(needs: Mapping[str, int], count: int, room: int) -> str:
+    share = " and ".join(f"{number} {name}" for name, number in needs.items())
+    return (
+        f"--replicas: each needs {share}, so this machine has room for {room}, not {count}; "
+        "ask for fewer, for less (--threads), or join a cluster (--ray-address)"
+    )
+
+
+def _shared(config: EngineConfig, replicas: ReplicaFlags) -> EngineConfig:
+    """Replicas that share this machine's CPU share its cores and the memory of a cache; those of a
+    cluster, or with a GPU each, have what is theirs."""
+    if replicas.address is not None or config.device.type == "cuda":
+        return config if config.threads else replace(config, threads=1)
+    cores = os.cpu_count() or 1
+    threads = config.threads or (max(cores // replicas.count, 1) if replicas.count else 1)
+    count = replicas.count or max(cores // threads, 1)
+    cache = config.cache_bytes or config.resolved_cache_bytes // count
+    return replace(config, threads=threads, cache_bytes=cache)

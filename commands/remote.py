@@ -71,6 +71,10 @@ class Remote:
                 raise _refused(answer)
             yield from answer.iter_lines()
 
+    def ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        """The JSON answer of any address below /v1."""
+        return self._ask(method, path, **({} if body is None else {"json": body}))
+
     def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         with self._told():
             answer = self._http.request(method, path, **options)

@@ -55,15 +55,30 @@ def serve(
         bool, typer.Option("--no-jobs", help="Neither /v1/files nor /v1/batches.")
     ] = False,
     batch_lines: Annotated[
-        int, typer.Option(min=1, help="Lines of batches in the engine at once.")
+        int, typer.Option(min=1, help="Lines of batches in an engine at once.")
     ] = 16,
     lease_seconds: Annotated[
         float, typer.Option(help="Silence after which other servers take over batch work.")
     ] = 15.0,
+    replicas: Annotated[
+        str | None,
+        typer.Option(
+            help="Engines, each a Ray actor with a GPU or --threads CPUs of its own; auto: as many "
+            "as there is room for. One engine in this process if not given.",
+            metavar="N|auto",
+        ),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="Ray to join (auto, HOST:PORT); one on this machine if not given."),
+    ] = None,
+    silent_seconds: Annotated[
+        float, typer.Option(help="Silence after which a replica counts as lost.")
+    ] = 10.0,
 ) -> int:
     """Serve OpenAI's Images API. Policy flags are the defaults of requests that name none."""
     from commands.jobs import jobs_config
-    from commands.opening import open_service
+    from commands.opening import ReplicaFlags, open_fleet, open_service
     from serving.config import ServerConfig
     from serving.keys import load
     from serving.run import ListenError, listen, run
@@ -80,6 +95,11 @@ def serve(
         load_format=load_format,
     )
     default = flags.default_policy(policy, sparsity, policy_option)
+    if replicas is None and ray_address is not None:
+        raise Refusal("--ray-address: say how many --replicas there are to be")
+    fleet = (
+        ReplicaFlags.of(replicas, ray_address, silent_seconds, stuck_seconds) if replicas else None
+    )
     try:
         config = ServerConfig(
             host=host,
@@ -101,8 +121,12 @@ def serve(
         raise Refusal(str(error)) from None
     with claimed:
         _check_jobs(config)
-        service = open_service(engine, default)
-        _check(service, default)
+        service = open_fleet(engine, fleet, default) if fleet else open_service(engine, default)
+        try:
+            _check(service, default)
+        except Refusal:
+            service.stop()
+            raise
         run(service, config, claimed, tracer)
     return 0
 

@@ -147,7 +147,10 @@ class ModelList(BaseModel):
 
 
 class HealthAnswer(BaseModel):
-    status: Literal["ok"] = "ok"
+    """engines: how many draw. status: degraded while some that should draw do not."""
+
+    status: Literal["ok", "degraded"] = "ok"
+    engines: int = 1
 
 
 class ReadyAnswer(BaseModel):

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from engine.service_api import ImageService
 from scheduler.jobs.store import JobStore
-from serving import batches, errors, explain, files, images, info, playground
+from serving import batches, errors, explain, files, images, info, playground, replicas
 from serving.config import ServerConfig
 from serving.desk import Desk
 from serving.guard import Guard
@@ -35,7 +35,7 @@ def create_app(
         title="Bishop", version=_version(), docs_url=None, redoc_url=None, lifespan=_lifespan
     )
     app.state.bishop = state
-    rooms = (images, info, explain, files, batches) if config.jobs else (images, info, explain)
+    rooms = [images, info, explain, replicas, *((files, batches) if config.jobs else ())]
     for room in rooms:
         app.include_router(room.router)
     playground.install(app)

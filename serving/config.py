@@ -32,8 +32,8 @@ class ServerConfig:
     request_seconds: how long one request may wait and draw. body_seconds: the longest silence while
     a body arrives. queue_images: interactive pictures that may wait or be drawn at once.
     keys: who may ask; everybody if there are none.
-    jobs: where batch jobs are kept; None turns them off. batch_lines: lines of batches in the
-    engine at once; the engine draws them where interactive requests leave room.
+    jobs: where batch jobs are kept; None turns them off. batch_lines: lines of batches in an
+    engine at once; it draws them where interactive requests leave room.
     poll_seconds: how often the job store is asked for work that another server left.
     """
 

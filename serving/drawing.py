@@ -81,7 +81,8 @@ class Drawing:
 
     def failure(self, event: Failed) -> ApiError:
         """Why a picture is missing; what killed an engine is for its log, not for a client."""
-        if not self._service.health().alive:
+        health = self._service.health()
+        if not (health.alive or health.replacing):
             return engine_stopped()
         message = f"picture {event.index} could not be drawn: {event.reason}"
         return ApiError(500, message, code="image_failed")

@@ -73,6 +73,12 @@ def engine_stopped() -> ApiError:
     return ApiError(503, "the engine has stopped; restart the server", code="engine_dead")
 
 
+def no_replica() -> ApiError:
+    headers = {"retry-after": "5"}
+    message = "no replica is alive; they are being replaced: ask again"
+    return ApiError(503, message, code="no_replica", headers=headers)
+
+
 def server_stopping() -> ApiError:
     headers = {"retry-after": "5"}
     return ApiError(

@@ -21,6 +21,10 @@ LOOKS = "/v1/bishop/"
 limit of it."""
 
 
+CHANGES = "/v1/bishop/replicas"
+"""Posting here changes the server for everybody: it takes a key of an admin."""
+
+
 class Guard:
     """ASGI middleware over `GUARDED` paths. It refuses by exceptions; `RequestScope` answers."""
 
@@ -47,6 +51,7 @@ class Guard:
                 yield
                 return
             key = self._key(HTTPConnection(scope).headers.get("authorization", ""))
+            self._check_right(key, scope)
             if scope["path"].startswith(LOOKS):
                 yield
                 return
@@ -65,6 +70,11 @@ class Guard:
             yield
         finally:
             place.__exit__(None, None, None)
+
+    def _check_right(self, key: ApiKey, scope: Scope) -> None:
+        if scope["path"].startswith(CHANGES) and scope["method"] == "POST" and not key.admin:
+            message = "this key may not change the server: it takes one with 'admin: true'"
+            raise self._counted(ApiError(403, message, code="forbidden"), "forbidden")
 
     def _key(self, header: str) -> ApiKey:
         scheme, _, presented = header.partition(" ")

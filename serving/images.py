@@ -1,5 +1,6 @@
 """POST /v1/images/generations, and the pictures behind its URLs."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -48,6 +49,7 @@ async def generations(http: Request) -> Response:
     body = parse(await read(http, state.config.body_limit))
     request = _accept(body, state)
     headers = {SEED_HEADER: str(request.seed)}
+    await asyncio.to_thread(state.service.check, request)
     drawing = Drawing(state.service, request, state.metrics, state.queue, state.tracer)
     if body.stream:
         return PictureStream(drawing, body, state, headers)

@@ -59,9 +59,12 @@ def _card(model: ModelInfo, started: int) -> ModelAnswer:
 
 @router.get("/health", tags=["service"], responses=_UNAVAILABLE)
 async def health(http: Request) -> HealthAnswer:
-    """503 when the engine's thread is dead or its current step takes too long."""
-    ServerState.of(http).require_healthy()
-    return HealthAnswer()
+    """503 when the engine's thread is dead or its current step takes too long; of several engines,
+    when none draws."""
+    state = ServerState.of(http)
+    state.require_healthy()
+    found = state.service.health()
+    return HealthAnswer(status="degraded" if found.replacing else "ok", engines=found.engines)
 
 
 @router.get("/ready", tags=["service"], responses=_UNAVAILABLE)

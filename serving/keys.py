@@ -6,6 +6,7 @@ keys:
     requests_per_minute: 60
     concurrent: 8          # requests at the same time
     batches: 4             # batches that have not ended
+    admin: true            # may scale, drain and restart replicas
 """
 
 import hashlib
@@ -37,6 +38,7 @@ class ApiKey:
     requests_per_minute: int | None = None
     concurrent: int | None = None
     batches: int | None = None
+    admin: bool = False
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -45,9 +47,11 @@ class ApiKey:
             value = getattr(self, limit)
             if value is not None and (type(value) is not int or value < 1):
                 raise ValueError(f"API key {self.name}: {limit} must be a whole number above 0")
+        if type(self.admin) is not bool:
+            raise ValueError(f"API key {self.name}: admin must be true or false")
 
 
-LIMITS = tuple(f.name for f in fields(ApiKey) if f.name not in ("name", "digest"))
+OPTIONS = tuple(f.name for f in fields(ApiKey) if f.name not in ("name", "digest"))
 
 
 class KeyRing:
@@ -99,13 +103,13 @@ def _read(path: Path) -> list[ApiKey]:
 
 
 def _key(entry: Mapping[str, Any], number: int) -> ApiKey:
-    known = ("name", "key", "sha256", *LIMITS)
+    known = ("name", "key", "sha256", *OPTIONS)
     for name in entry:
         if name not in known:
             raise ValueError(f"API key {number}: unknown {str(name)!r}{nearest(str(name), known)}")
-    limits = {name: entry[name] for name in LIMITS if name in entry}
+    options = {name: entry[name] for name in OPTIONS if name in entry}
     name = entry.get("name", f"key-{number}")
-    return ApiKey(name=str(name), digest=_digest_of(entry, number), **limits)
+    return ApiKey(name=str(name), digest=_digest_of(entry, number), **options)
 
 
 def _digest_of(entry: Mapping[str, Any], number: int) -> bytes:

@@ -1,5 +1,6 @@
 """One line of a batch: from its stored body to the record that ends it."""
 
+import asyncio
 import json
 import uuid
 from dataclasses import replace
@@ -58,6 +59,7 @@ class LineRunner:
     async def _draw(self, body: GenerationBody, request: ImageRequest) -> dict[str, Any]:
         state = self._state
         metrics, tracer = state.metrics.batch, state.tracer
+        await asyncio.to_thread(state.service.check, request)
         async with Drawing(state.service, request, metrics, tracer=tracer) as drawing:
             finished = await drawing.finished()
         answer = await images_answer(body, finished, no_urls)

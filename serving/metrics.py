@@ -1,7 +1,7 @@
 """Prometheus metrics, under the names vLLM's users know with the prefix `bishop:`."""
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -9,7 +9,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engine.events import Event, Finished, ImageStats
-from engine.service_api import EngineStats, EventStream, ImageService
+from engine.service_api import (
+    EngineStats,
+    EventStream,
+    Fleet,
+    ImageService,
+    ReplicaState,
+    ReplicaStatus,
+)
 
 LATENCY_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 7.5, 10, 15, 20, 30, 40, 60, 120, 240, 480)
 QUEUE_BUCKETS = (0.01, 0.05, 0.1, *LATENCY_BUCKETS[1:])
@@ -29,6 +36,8 @@ class EngineCollector(Collector):
         for outcome in ("finished", "failed", "aborted", "parked"):
             images.add_metric([outcome], getattr(stats, f"images_{outcome}"))
         yield images
+        if isinstance(self._service, Fleet):
+            yield from _replicas(self._service.replicas())
 
     def describe(self) -> list[Metric]:
         return []
@@ -54,6 +63,25 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
         ("kv_read_bytes", "Visual KV bytes read by attention.", stats.kv_read_bytes),
     ):
         yield CounterMetricFamily(f"bishop:{name}", text, value)
+
+
+def _replicas(found: Sequence[ReplicaStatus]) -> Iterator[Metric]:
+    """Of each engine of several."""
+    for name, text, value in (
+        ("up", "1 while the replica draws.", lambda r: r.state is ReplicaState.READY),
+        ("num_images", "Images the replica was given.", lambda r: r.pictures),
+        ("kv_cache_free_bytes", "Bytes of its KV cache that are free.", lambda r: r.free_bytes),
+    ):
+        gauge = GaugeMetricFamily(f"bishop:replica_{name}", text, labels=["replica"])
+        for each in found:
+            gauge.add_metric([each.name], float(value(each)))
+        yield gauge
+    restarts = CounterMetricFamily(
+        "bishop:replica_restarts", "Times the replica was replaced.", labels=["replica"]
+    )
+    for each in found:
+        restarts.add_metric([each.name], each.restarts)
+    yield restarts
 
 
 class PolicyMetrics:

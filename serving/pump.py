@@ -126,8 +126,9 @@ class Pump:
     async def _feed(self) -> None:
         """Fill up with lines, and drop those of batches that have been ended."""
         await self._drop_stopped()
-        free = self._state.config.batch_lines - len(self.running)
-        if self._leaving or free < 1 or not self._state.service.health().alive:
+        health = self._state.service.health()
+        free = self._state.config.batch_lines * health.engines - len(self.running)
+        if self._leaving or free < 1 or not health.alive:
             return
         for claim in await self._desk.work(self._store.lines.claim, self._model, free):
             task = asyncio.create_task(self._line(claim))

@@ -14,7 +14,10 @@ from serving.keys import ApiKey
 from serving.leftover import Body
 
 HEADER = "x-request-id"
-QUIET = ("/health", "/ready", "/metrics", "/v1/bishop/queue", "/v1/bishop/read_set")
+QUIET = (
+    "/health", "/ready", "/metrics", "/v1/bishop/queue", "/v1/bishop/read_set",
+    "/v1/bishop/replicas",
+)  # fmt: skip
 """Paths that are polled; their log lines are for debugging only."""
 
 log = logging.getLogger("bishop.server")

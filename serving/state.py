@@ -12,7 +12,7 @@ from engine.service_api import ImageService
 from serving.config import ServerConfig
 from serving.desk import Desk
 from serving.drain import Drain
-from serving.errors import ApiError, engine_stopped, server_stopping
+from serving.errors import ApiError, engine_stopped, no_replica, server_stopping
 from serving.keys import KeyRing
 from serving.limits import KeyLimits, Queue
 from serving.metrics import Metrics
@@ -75,10 +75,10 @@ class ServerState:
             raise server_stopping()
 
     def require_healthy(self) -> None:
-        """Raises ApiError (503) when the engine's thread is dead, or its step takes too long."""
+        """Raises ApiError (503) when no engine is alive, or its step takes too long."""
         health = self.service.health()
         if not health.alive:
-            raise engine_stopped()
+            raise no_replica() if health.replacing else engine_stopped()
         if health.stuck_seconds > self.config.stuck_seconds:
             message = f"the engine's current step has taken {health.stuck_seconds:.0f} s"
             raise ApiError(503, message, code="engine_stuck")

@@ -66,11 +66,19 @@ class RouterConfig:
 class Router:
     """See `engine.service_api.ImageService`."""
 
-    def __init__(self, spawn: Spawn, replicas: int, config: RouterConfig | None = None) -> None:
+    def __init__(
+        self,
+        spawn: Spawn,
+        replicas: int,
+        config: RouterConfig | None = None,
+        close: Callable[[], None] | None = None,
+    ) -> None:
+        """close: called when the last replica has ended."""
         if replicas < 1:
             raise ValueError(f"replicas must be at least 1, got {replicas}")
         self.config = config or RouterConfig()
         self._spawn = spawn
+        self._close = close
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._queues: tuple[deque[Picture], deque[Picture]] = (deque(), deque())
@@ -105,6 +113,8 @@ class Router:
 
     def stop(self) -> None:
         with self._lock:
+            if self._stopping:
+                return
             self._stopping = True
             keepers = list(self._keepers)
             for slot in self._slots:
@@ -118,6 +128,8 @@ class Router:
             keeper.end()
         for keeper in keepers:
             keeper.join()
+        if self._close is not None:
+            self._close()
 
     def check(self, request: ImageRequest) -> None:
         """Raise RequestError if the model cannot draw the request. While no replica answers,
@@ -187,12 +199,14 @@ class Router:
             return tuple(slot.status() for slot in self._slots)
 
     def scale(self, replicas: int) -> None:
-        """Add replicas, or let the youngest leave when their pictures have ended."""
+        """Add replicas, or let some leave when their pictures have ended: those that draw nothing
+        anyway first, then the youngest."""
         if not 1 <= replicas <= MOST_REPLICAS:
             raise FleetError(f"replicas must lie in 1..{MOST_REPLICAS}, got {replicas}")
         with self._lock:
             staying = [slot for slot in self._slots if slot.wish is not Wish.LEAVE]
             self._grow(replicas - len(staying))
+            staying.sort(key=lambda slot: slot.replica is None)
             for slot in staying[replicas:]:
                 self._retire(slot, Wish.LEAVE)
             self._dispatch()
