@@ -24,14 +24,14 @@ from engine.offload.disk import OffloadError, reserve
 from engine.offload.placement import Placement, Share, Tier
 
 __all__ = [
-    "GROUPWISE_4_BIT", "Compressed", "Copy", "Disk", "Host", "Link", "Mixed", "copy", "from_flexgen",
-    "homes", "to_flexgen",
+    "GROUPWISE_4_BIT", "Compressed", "Copy", "Disk", "Host", "Link", "Mixed", "copy",
+    "from_flexgen", "homes", "to_flexgen",
 ]  # fmt: skip
 
 # Devices look names up in module globals that only this call fills.
 pytorch_backend.fix_recursive_import()
 
-# bfloat16 is in none of the three tables of types, and numpy has no such type: it stands for itself.
+# bfloat16 is in none of the three tables of types; numpy has none, so it stands for itself.
 utils.np_dtype_to_torch_dtype[torch.bfloat16] = torch.bfloat16
 utils.torch_dtype_to_np_dtype[torch.bfloat16] = torch.bfloat16
 utils.torch_dtype_to_num_bytes[torch.bfloat16] = 2
@@ -245,7 +245,7 @@ class Compressed(compression.TorchCompressedDevice):  # type: ignore[misc]
             torch.empty(*whole[:dim], groups, size, *whole[dim + 1 :])
         ]
         numbers: Tensor = super().decompress(padded)
-        self.data_decompress_workspace = None
+        self.data_decompress_workspace = None  # type: ignore[assignment]
         return numbers.narrow(dim, 0, tensor.shape[dim]).to(tensor.dtype, copy=True).contiguous()
 
 
@@ -304,7 +304,7 @@ def _is_plain(target: Tensor) -> bool:
 def _read_file(src: Any, target: Tensor) -> int:
     """A whole file into host memory by plain reads, which are half again as fast as its mapping."""
     size, at = target.nbytes, 0
-    into = memoryview(target.view(torch.uint8).view(-1).numpy())
+    into = target.view(torch.uint8).view(-1).numpy().data
     with open(src.data, "rb", buffering=0) as file:  # noqa: PTH123
         start = os.fstat(file.fileno()).st_size - size
         while at < size:

@@ -260,7 +260,7 @@ class TieredDecode:
 
 
 class TieredPrefill:
-    """`PrefillAttention` for sub-batches with sequences on disk: their prompts are written there."""
+    """`PrefillAttention` for sub-batches with sequences on disk, which get their prompts there."""
 
     def __init__(self, tier: KVTier, inner: PrefillAttention, rows: Sequence[Row]) -> None:
         self.tier, self.rows, self.group = tier, rows, inner.group

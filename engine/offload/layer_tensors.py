@@ -1,4 +1,4 @@
-"""The tensors of a layer, whatever objects of ours hold them: found in a fixed order, and replaced."""
+"""The tensors of a layer, whatever objects of ours hold them: found in order, and replaced."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass, replace

@@ -1,6 +1,6 @@
-"""`Placement`: what lives on GPU, CPU and disk. Outside `flexgen_adapter` this is FlexGen's `Policy`.
+"""`Placement`: what lives on GPU, CPU and disk; FlexGen calls it `Policy`.
 
-The word policy alone always means attention.
+Outside `flexgen_adapter` the word policy alone always means attention.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""Weights on disk, layer by layer: while one layer computes, the next is read into the other buffer.
+"""Weights on disk: while one layer computes, the next is read into the other buffer.
 
-FlexGen's rule says which tensors of a layer live on disk, its tensors and devices hold them, and its
-`general_copy` moves them. A layer always uses the same buffer, so its tensors are views that never
-change and a step makes no objects.
+FlexGen's rule says which tensors of a layer live on disk, its tensors and devices hold them, and
+its `general_copy` moves them. A layer always uses the same buffer, so its tensors are views that
+never change and a step makes no objects.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Every defect of flexgen 0.1.8 that we know, corrected: each test fails with flexgen's own part."""
+"""Every known defect of flexgen 0.1.8, corrected: each test fails with flexgen's own part."""
 
 import errno
 import gc

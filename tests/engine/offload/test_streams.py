@@ -185,7 +185,7 @@ def test_runs_hold_every_key_that_is_kept(
             at = layout.index_offsets[0][head] + (layout.visual_entry(0, head, j) - 6) * index
             expected |= set(range(at, at + index))
     assert found == sorted(expected)
-    for at, to, length in staged.reads(prompt, t, False):
+    for _at, to, length in staged.reads(prompt, t, False):
         assert to >= 0 and to + length <= staged.bytes
 
 
