@@ -23,7 +23,7 @@ from benchmarks.bench_command import PROMPTS, Parser
 from benchmarks.roofline import StepCost, measure
 from benchmarks.rounds import Measured, draw
 from commands.opening import engine_config
-from commands.options import EngineFlags, parse_options
+from commands.options import IN_MEMORY, EngineFlags, parse_options
 from commands.outputs import check_folder
 from commands.refusal import Refusal, as_refusal
 from commands.units import size
@@ -33,6 +33,8 @@ from engine.models.presets import load_model
 from engine.service import EngineService
 from engine.wanted import Wanted, to_request
 from scheduler.request import MAX_IMAGES, ImageRequest, PolicyChoice, RequestError
+
+SETTING = ("model", "dtype", "kv_format", "n", "weights_placement", "kv_placement")
 
 
 def parser() -> Parser:
@@ -55,6 +57,10 @@ def parser() -> Parser:
     p.add_argument("--threads", type=int, help="CPU threads")
     p.add_argument("--dtype", default="fp32", help="of weights and activations")
     p.add_argument("--kv-format", default="bf16", help="of stored keys and values")
+    p.add_argument("--weights-placement", default=IN_MEMORY, help="percent on GPU,CPU,disk")
+    p.add_argument("--kv-placement", default=IN_MEMORY, help="percent on GPU,CPU,disk")
+    p.add_argument("--offload-dir", type=Path, help="folder for what is placed on disk")
+    p.add_argument("--host-memory-limit-gb", type=float, help="of weights, KV and buffers")
     p.add_argument("--output-json", type=Path, help="also write the JSON object here")
     return p
 
@@ -72,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     measured = measured_in_turn(service, plans, args.warmup, args.rounds)
     ceiling = ceiling.or_better(measure())
     print(f"ceiling, the better of before and after: {ceiling}")
-    setting = {name: getattr(args, name) for name in ("model", "dtype", "kv_format", "n")}
+    setting = {name: getattr(args, name) for name in SETTING}
     setting |= {"backend": service.model.backend, "threads": torch.get_num_threads()}
     setting |= {"read_bytes_per_second": ceiling.bandwidth, "matmul_flops": ceiling.flops}
     rows = [
@@ -111,7 +117,10 @@ def choice_of(text: str, sparsity: float) -> PolicyChoice:
 
 def opened(args: argparse.Namespace) -> tuple[EngineConfig, VisualModel]:
     """Raises Refusal with the reason there is no engine."""
-    names = ("model", "backend", "threads", "max_images", "dtype", "kv_format")
+    names = (
+        "model", "backend", "threads", "max_images", "dtype", "kv_format", "weights_placement",
+        "kv_placement", "offload_dir", "host_memory_limit_gb",
+    )  # fmt: skip
     flags = EngineFlags(**{name: getattr(args, name) for name in names})
     try:
         config = engine_config(flags)

@@ -117,6 +117,10 @@ def run(
     dtype: flags.Dtype = "fp32",
     kv_format: flags.KVFormat = "bf16",
     load_format: flags.LoadFormatFlag = "auto",
+    weights_placement: flags.WeightsPlacement = flags.IN_MEMORY,
+    kv_placement: flags.KVPlacement = flags.IN_MEMORY,
+    offload_dir: flags.OffloadDir = None,
+    host_memory_limit_gb: flags.HostMemoryLimitGb = None,
     json: AsJson = False,
 ) -> int:
     """Draw a file without a server. Run it again after an interruption: it goes on where it was."""
@@ -132,6 +136,10 @@ def run(
         dtype=dtype,
         kv_format=kv_format,
         load_format=load_format,
+        weights_placement=weights_placement,
+        kv_placement=kv_placement,
+        offload_dir=offload_dir,
+        host_memory_limit_gb=host_memory_limit_gb,
     )
     default = flags.default_policy(policy, sparsity, policy_option)
     return run_batch(input, output, default, lambda: open_service(engine, default), json)

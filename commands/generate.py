@@ -58,6 +58,10 @@ def generate(
     dtype: flags.Dtype = "fp32",
     kv_format: flags.KVFormat = "bf16",
     load_format: flags.LoadFormatFlag = "auto",
+    weights_placement: flags.WeightsPlacement = flags.IN_MEMORY,
+    kv_placement: flags.KVPlacement = flags.IN_MEMORY,
+    offload_dir: flags.OffloadDir = None,
+    host_memory_limit_gb: flags.HostMemoryLimitGb = None,
 ) -> int:
     """Draw pictures of prompts into files."""
     from commands.drawing import Look, draw
@@ -93,6 +97,10 @@ def generate(
         dtype=dtype,
         kv_format=kv_format,
         load_format=load_format,
+        weights_placement=weights_placement,
+        kv_placement=kv_placement,
+        offload_dir=offload_dir,
+        host_memory_limit_gb=host_memory_limit_gb,
     )
     look = Look(quality, metadata, json)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from commands.options import EngineFlags
 from commands.refusal import Refusal
 from engine.config import EngineConfig
+from engine.offload.config import OffloadConfig
+from engine.offload.placement import Placement, Share
 from engine.service import EngineService
 from engine.service_api import ImageService
 from scheduler.request import PolicyChoice
@@ -32,6 +34,7 @@ def engine_config(flags: EngineFlags, policy: PolicyChoice | None = None) -> Eng
         max_images=flags.max_images,
         threads=flags.threads,
         policy=policy or PolicyChoice(),
+        offload=_offload(flags),
     )
 
 
@@ -107,3 +110,22 @@ def _shared(config: EngineConfig, replicas: ReplicaFlags) -> EngineConfig:
     count = replicas.count or max(cores // threads, 1)
     cache = config.cache_bytes or config.resolved_cache_bytes // count
     return replace(config, threads=threads, cache_bytes=cache)
+
+
+def _offload(flags: EngineFlags) -> OffloadConfig:
+    limit = flags.host_memory_limit_gb
+    return OffloadConfig(
+        Placement(
+            weights=_share("--weights-placement", flags.weights_placement),
+            cache=_share("--kv-placement", flags.kv_placement),
+        ),
+        flags.offload_dir,
+        None if limit is None else int(limit * 1e9),
+    )
+
+
+def _share(flag: str, text: str) -> Share:
+    try:
+        return Share.parse(text)
+    except ValueError as error:
+        raise ValueError(f"{flag}: {error}") from None

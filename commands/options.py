@@ -55,6 +55,19 @@ KVFormat = Annotated[str, typer.Option(help="Of stored keys and values: fp32, bf
 LoadFormatFlag = Annotated[
     LoadFormat, typer.Option("--load-format", help="dummy draws from random weights.")
 ]
+WeightsPlacement = Annotated[
+    str, typer.Option(help="Percent of the layers' weights on GPU,CPU,disk.", metavar="G,C,D")
+]
+KVPlacement = Annotated[
+    str, typer.Option(help="Percent of the KV cache on GPU,CPU,disk.", metavar="G,C,D")
+]
+OffloadDir = Annotated[
+    Path | None, typer.Option(help="Folder for what is placed on disk; nothing stays there.")
+]
+HostMemoryLimitGb = Annotated[
+    float | None, typer.Option(help="Host memory that weights, KV and buffers may take, in GB.")
+]
+IN_MEMORY = "0,100,0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +82,10 @@ class EngineFlags:
     dtype: str = "fp32"
     kv_format: str = "bf16"
     load_format: LoadFormat = "auto"
+    weights_placement: str = IN_MEMORY
+    kv_placement: str = IN_MEMORY
+    offload_dir: Path | None = None
+    host_memory_limit_gb: float | None = None
 
 
 def parse_options(pairs: Sequence[str] | None, flag: str = "--policy-option") -> dict[str, Option]:

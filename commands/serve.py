@@ -31,6 +31,10 @@ def serve(
     dtype: flags.Dtype = "fp32",
     kv_format: flags.KVFormat = "bf16",
     load_format: flags.LoadFormatFlag = "auto",
+    weights_placement: flags.WeightsPlacement = flags.IN_MEMORY,
+    kv_placement: flags.KVPlacement = flags.IN_MEMORY,
+    offload_dir: flags.OffloadDir = None,
+    host_memory_limit_gb: flags.HostMemoryLimitGb = None,
     body_limit: Annotated[int, typer.Option(min=1, help="Bytes of a request body.")] = 1 << 20,
     stuck_seconds: Annotated[
         float, typer.Option(help="A step that takes longer makes /health fail.")
@@ -93,6 +97,10 @@ def serve(
         dtype=dtype,
         kv_format=kv_format,
         load_format=load_format,
+        weights_placement=weights_placement,
+        kv_placement=kv_placement,
+        offload_dir=offload_dir,
+        host_memory_limit_gb=host_memory_limit_gb,
     )
     default = flags.default_policy(policy, sparsity, policy_option)
     if replicas is None and ray_address is not None:

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 
 from engine.models.options import DTYPES, LoadOptions
+from engine.offload.config import OffloadConfig
 from scheduler.request import PolicyChoice
 from sparse_attn import ops
 from sparse_attn.attention import Backend
@@ -29,6 +30,7 @@ class EngineConfig:
     cache_bytes: size of the KV arena; None takes an eighth of the memory, at most 4 GiB.
     max_images: images in flight.
     policy: attention policy of requests that name none.
+    offload: what lives beyond the memory that the engine computes in.
     """
 
     model: str = "mini"
@@ -44,6 +46,7 @@ class EngineConfig:
     sub_batch_images: int = 16
     threads: int | None = None
     policy: PolicyChoice = PolicyChoice()
+    offload: OffloadConfig = OffloadConfig()
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -93,3 +96,8 @@ class EngineConfig:
             return self.cache_bytes
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return min(memory // 8, 4 << 30)
+
+    @property
+    def cache_on_disk(self) -> int:
+        """Bytes of the KV arena that are on disk; the others are memory."""
+        return int(self.resolved_cache_bytes * self.offload.placement.cache.disk / 100)

@@ -16,6 +16,7 @@ from engine.image import Image
 from engine.intake import Intake
 from engine.models.base import VisualModel
 from engine.models.presets import load_model
+from engine.offload.start import check_start, open_offload
 from engine.partial import partial_due, unfinished
 from engine.runner import Runner
 from scheduler.config import SchedulerConfig
@@ -60,10 +61,12 @@ class Engine:
             torch.set_num_threads(config.threads)
         self.config = config
         self.backend = config.resolved_backend
+        check_start(config)
         self.model = model or load_model(config.model, config.load_options)
+        self.offload = open_offload(config, self.model)
         self.scheduler = Scheduler(scheduler_config(config, self.model))
-        arena = KVArena(config.resolved_cache_bytes, config.device)
-        self.runner = Runner(self.model, arena, self.backend)
+        arena = KVArena(config.resolved_cache_bytes - config.cache_on_disk, config.device)
+        self.runner = Runner(self.model, arena, self.backend, self.offload)
         self.intake = Intake(self.model, config)
         self.counters = Counters()
         self.learned: OrderedDict[str, Learned] = OrderedDict()
@@ -90,6 +93,10 @@ class Engine:
         for image in list(self.runner.images.values()):
             self.scheduler.abort(image.request.id)
             self._fail(image, reason)
+
+    def close(self) -> None:
+        """Give back what is not memory: files and threads of offloading. Idempotent."""
+        self.offload.close()
 
     def step(self) -> bool:
         """Plan, run, commit, report. False when there is nothing to do."""

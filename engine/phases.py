@@ -1,5 +1,7 @@
 """Attention in the two phases of a sub-batch: reading prompts, and drawing one token."""
 
+from collections.abc import Sequence
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -36,9 +38,13 @@ class DecodeAttention:
 
 
 class PrefillAttention:
-    """Causal attention within each prompt; its keys and values go to the prompt regions."""
+    """Causal attention within each prompt; its keys and values go to the prompt regions.
 
-    def __init__(self, arena: KVArena, group: Group, slots: list[int], lengths: list[int]) -> None:
+    slots: first entry of each sequence in the arena; None where they are stored elsewhere."""
+
+    def __init__(
+        self, arena: KVArena, group: Group, slots: Sequence[int | None], lengths: list[int]
+    ) -> None:
         self.arena, self.group, self.slots, self.lengths = arena, group, slots, lengths
 
     def __call__(
@@ -51,5 +57,7 @@ class PrefillAttention:
         cache = self.arena.layer(self.group.layout, layer)
         parts = zip(self.slots, k.split(self.lengths), v.split(self.lengths), strict=True)
         for slot, keys, values in parts:
+            if slot is None:
+                continue
             reference.append_prompt(keys, values, cache, slot)
         return prefill.causal(q, k, v, self.lengths)

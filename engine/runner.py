@@ -10,6 +10,9 @@ from torch import Tensor
 from engine.cache import KVArena, RowPool
 from engine.image import Group, Image
 from engine.models.base import SubBatchRun, VisualModel
+from engine.offload.disk import OffloadError
+from engine.offload.kv_tier import Row
+from engine.offload.run import Offload
 from engine.phases import DecodeAttention, PrefillAttention
 from engine.sampling import Draw, draw_tokens
 from scheduler.plan import ImageStep, StepPlan, StepResult, SubBatch
@@ -37,22 +40,40 @@ class Sequence:
 class Runner:
     """Owns the tensors of a run. `images` maps numbers to images; the caller fills it."""
 
-    def __init__(self, model: VisualModel, arena: KVArena, backend: Backend) -> None:
+    def __init__(
+        self,
+        model: VisualModel,
+        arena: KVArena,
+        backend: Backend,
+        offload: Offload | None = None,
+    ) -> None:
         self.model, self.arena, self.backend = model, arena, backend
+        self.offload = offload or Offload()
         self.images: dict[int, Image] = {}
         self._rows: WeakKeyDictionary[Group, RowPool] = WeakKeyDictionary()
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Run one step: every image named in the plan draws one token."""
+        """Run one step: every image named in the plan draws one token.
+
+        What cannot be read from or written to the offload folder fails the images it belongs to."""
         self._release(plan.released)
         with torch.inference_mode():
-            batches = [self._sequences(sub) for sub in plan.sub_batches]
-            runs = [self._prepare(s, b) for s, b in zip(plan.sub_batches, batches, strict=True)]
-            run_layers(self.model, runs)
-            failed: dict[int, str] = {}
-            for sub, sequences, run in zip(plan.sub_batches, batches, runs, strict=True):
-                failed |= self._next_tokens(self._last_rows(sub, sequences, run), sequences)
-        return StepResult(plan.step, failed)
+            try:
+                failed = self._step(plan)
+            except OffloadError as error:
+                images = (step.image for sub in plan.sub_batches for step in sub.images)
+                failed = dict.fromkeys(images, str(error))
+        return StepResult(plan.step, failed | self.offload.finish())
+
+    def _step(self, plan: StepPlan) -> dict[int, str]:
+        batches = [self._sequences(sub) for sub in plan.sub_batches]
+        runs = [self._prepare(s, b) for s, b in zip(plan.sub_batches, batches, strict=True)]
+        self.offload.begin([run.attention for run in runs], self.model.shape.layers)
+        run_layers(self.model, runs, self.offload)
+        failed: dict[int, str] = {}
+        for sub, sequences, run in zip(plan.sub_batches, batches, runs, strict=True):
+            failed |= self._next_tokens(self._last_rows(sub, sequences, run), sequences)
+        return failed
 
     def forget(self, number: int) -> None:
         """Give back the state rows of an image; the image itself stays with the caller."""
@@ -97,7 +118,8 @@ class Runner:
         hidden = [self.model.embed_prompt(self._ids(s.prompt)) for s in sequences]
         angles = [self.model.rotary_prompt(n) for n in lengths]
         slots = [self._slot(s) for s in sequences]
-        attend = PrefillAttention(self.arena, group, slots, lengths)
+        prefill = PrefillAttention(self.arena, group, slots, lengths)
+        attend = self.offload.prefill(prefill, self._rows_of(sequences))
         cos, sin = (torch.cat(x) for x in zip(*angles, strict=True))
         return SubBatchRun(torch.cat(hidden), cos, sin, attend)
 
@@ -113,7 +135,8 @@ class Runner:
             self._ids([s.image.rows[s.index] for s in sequences]),
         )  # fmt: skip
         state = self._pool(group).state
-        attend = DecodeAttention(self.arena, group, batch, state, self.backend)
+        decode = DecodeAttention(self.arena, group, batch, state, self.backend)
+        attend = self.offload.decode(decode, self._rows_of(sequences))
         cos, sin = self.model.rotary_visual(positions, prompts, grid)
         return SubBatchRun(self.model.embed_visual(tokens, positions, grid), cos, sin, attend)
 
@@ -169,13 +192,23 @@ class Runner:
     def _slot(self, s: Sequence) -> int:
         return self.arena.entry_of(s.image.group.layout, s.step.slots[s.index])
 
+    def _rows_of(self, sequences: list[Sequence]) -> list[Row]:
+        return [
+            Row(
+                s.image.number, s.step.slots[s.index], s.prompt_length, max(0, s.step.position),
+                s.image.rows[s.index],
+            )
+            for s in sequences
+        ]  # fmt: skip
+
     def _ids(self, values: tuple[int, ...] | list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.arena.device)
 
 
-def run_layers(model: VisualModel, runs: list[SubBatchRun]) -> None:
+def run_layers(model: VisualModel, runs: list[SubBatchRun], offload: Offload) -> None:
     """Layer outer, sub-batches inner (FlexGen's block schedule): a layer's weights are visited once
     per step. Offloading puts its copies between these calls; a CUDA graph captures the loop."""
     for layer in range(model.shape.layers):
+        offload.before(layer)
         for run in runs:
             model.run_layer(layer, run)

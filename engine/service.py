@@ -59,6 +59,7 @@ class EngineService:
             self._wake.notify()
         if self._thread is not None:
             self._thread.join()
+        self._engine.close()
 
     def check(self, request: ImageRequest) -> None:
         """Raise RequestError if the model cannot draw the request; nothing is queued."""
@@ -122,6 +123,8 @@ class EngineService:
             images_aborted=counters.aborted,
             images_parked=planned.totals.parked,
             kv_read_bytes=counters.kv_read_bytes,
+            offload_read_bytes=self._engine.offload.read_bytes,
+            offload_written_bytes=self._engine.offload.written_bytes,
         )
 
     def _command(self, run: Callable[[], None], listen: Listener | None = None) -> None:

@@ -42,7 +42,10 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters since start and gauges of now, for /metrics."""
+    """Counters since start and gauges of now, for /metrics.
+
+    offload_read_bytes, offload_written_bytes: weights and KV that came from and went to disk.
+    """
 
     images_running: int
     images_waiting: int
@@ -55,6 +58,8 @@ class EngineStats:
     images_aborted: int
     images_parked: int
     kv_read_bytes: int
+    offload_read_bytes: int = 0
+    offload_written_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

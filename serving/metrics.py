@@ -61,6 +61,8 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
         ("engine_steps", "Steps of the engine.", stats.steps),
         ("generation_tokens", "Visual tokens drawn.", stats.tokens),
         ("kv_read_bytes", "Visual KV bytes read by attention.", stats.kv_read_bytes),
+        ("offload_read_bytes", "Weights and KV read from disk.", stats.offload_read_bytes),
+        ("offload_written_bytes", "KV written to disk.", stats.offload_written_bytes),
     ):
         yield CounterMetricFamily(f"bishop:{name}", text, value)
 

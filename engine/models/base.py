@@ -118,6 +118,12 @@ class VisualModel(ABC):
     def run_layer(self, layer: int, run: SubBatchRun) -> None:
         """One transformer layer over `run.hidden`, in place."""
 
+    def layer_weights(self, layer: int) -> object:
+        """What holds the weights of one layer; offloading puts other tensors into it.
+
+        Raises NotImplementedError where a family cannot be offloaded."""
+        raise NotImplementedError(f"the weights of {self.name!r} cannot be offloaded")
+
     @abstractmethod
     def logits(self, hidden: Float[Tensor, "M d"]) -> Float[Tensor, "M V"]:
         """Logits of the image vocabulary, fp32; end-of-row tokens have none."""

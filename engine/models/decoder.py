@@ -231,6 +231,10 @@ class Decoder:
         self.config, self.backend = config, backend
         self._layers = [_Layer(tensors, i, backend) for i in range(config.layers)]
 
+    def layer(self, index: int) -> object:
+        """What holds the weights of a layer."""
+        return self._layers[index]
+
     def run_layer(self, layer: int, run: SubBatchRun) -> None:
         """One layer over `run.hidden` [M, d], in place of it."""
         w = self._layers[layer]

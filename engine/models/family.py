@@ -233,6 +233,9 @@ class DecoderModel(VisualModel):
     def run_layer(self, layer: int, run: SubBatchRun) -> None:
         self._decoder.run_layer(layer, run)
 
+    def layer_weights(self, layer: int) -> object:
+        return self._decoder.layer(layer)
+
     def logits(self, hidden: Float[Tensor, "M d"]) -> Float[Tensor, "M V"]:
         return self._head(self._decoder.normed(hidden, self._norm)).float()
 

@@ -227,6 +227,9 @@ class Mini(VisualModel):
         gate_up = w.gate_up(rms_norm(run.hidden, w.mlp_norm, eps, self.backend))
         run.hidden = run.hidden + w.down(swiglu(gate_up, self.backend))
 
+    def layer_weights(self, layer: int) -> object:
+        return self._layers[layer]
+
     def logits(self, hidden: Float[Tensor, "M d"]) -> Float[Tensor, "M V"]:
         return self._head(rms_norm(hidden, self._norm, self.config.norm_eps, self.backend))
 

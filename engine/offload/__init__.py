@@ -1,0 +1,1 @@
+"""Offloading: weights and KV beyond the memory of the device that computes."""

@@ -1,0 +1,112 @@
+"""Which bytes of a sequence's cache a layer needs at a position, and where they lie when staged.
+
+A staged layer is [entries of every head | index of every head], as in the cache, but on its own.
+What the disk tier reads for a step is what the policy keeps: the prompt and the resident keys older
+than the query's own. Rings make that at most four runs a head.
+"""
+
+from dataclasses import dataclass
+from math import lcm
+
+import torch
+
+from engine.offload.disk import Run
+from sparse_attn.cache import LayerTable
+from sparse_attn.format import VECTOR
+from sparse_attn.layout import CacheLayout
+
+
+@dataclass(frozen=True, slots=True)
+class StagedLayer:
+    """One layer of one layout. first, index_first: its first byte of entries and of index in the
+    cache of a sequence. index_at: first byte of the index when staged. bytes: a staged sequence,
+    a whole number of entries."""
+
+    layout: CacheLayout
+    layer: int
+    first: int
+    index_first: int
+    index_at: int
+    bytes: int
+
+    @classmethod
+    def of(cls, layout: CacheLayout, layer: int) -> "StagedLayer":
+        entry, heads = layout.format.entry_bytes(layout.head_dim), range(len(layout.rings[layer]))
+        entries = sum(layout.head_entries(layer, h) for h in heads) * entry
+        index_at = -(-entries // VECTOR) * VECTOR
+        raw = index_at + sum(layout.head_index_bytes(layer, h) for h in heads)
+        unit = lcm(entry, VECTOR)
+        return cls(
+            layout, layer, layout.offsets[layer][0] * entry, layout.index_offsets[layer][0],
+            index_at, -(-raw // unit) * unit,
+        )  # fmt: skip
+
+    @property
+    def entry_bytes(self) -> int:
+        return self.layout.format.entry_bytes(self.layout.head_dim)
+
+    def table(self) -> LayerTable:
+        """Addresses of a staged sequence, on the host."""
+        offsets, index = self.layout.offsets[self.layer], self.layout.index_offsets[self.layer]
+        return LayerTable(
+            torch.tensor([o - offsets[0] for o in offsets]),
+            torch.tensor(self.layout.rings[self.layer], dtype=torch.int32),
+            self.layout.prompt, self.layout.anchors, self.layout.head_dim, self.layout.format,
+            torch.tensor([i - index[0] + self.index_at for i in index]),
+        )  # fmt: skip
+
+    def reads(self, prompt: int, t: int, scored: bool) -> list[Run]:
+        """Runs (byte of the sequence, byte when staged, bytes) that the query at position t may
+        read, its own key left out. scored: keys lie anywhere in a ring."""
+        runs = []
+        for head, first in enumerate(self.layout.offsets[self.layer]):
+            for place, count in self._entries(head, prompt, t, scored):
+                at = (first + place) * self.entry_bytes
+                runs.append((at, at - self.first, count * self.entry_bytes))
+            runs += self._index(head, t, scored)
+        return runs
+
+    def _entries(self, head: int, prompt: int, t: int, scored: bool) -> list[tuple[int, int]]:
+        """(first entry within the head's region, entries)."""
+        start = self.layout.prompt
+        runs = [(0, prompt), *((start + a, n) for a, n in self._visual(head, t, scored))]
+        return [run for run in runs if run[1]]
+
+    def _visual(self, head: int, t: int, scored: bool) -> list[tuple[int, int]]:
+        """The same for visual keys alone, counted from the first anchor."""
+        anchors, ring = self.layout.anchors, self.layout.rings[self.layer][head]
+        if scored:
+            return [(0, anchors + ring)]
+        runs = [(0, min(t, anchors))]
+        oldest, count = max(anchors, t - ring + 1), max(0, min(t - anchors, ring - 1))
+        if count:
+            place = (oldest - anchors) % ring
+            before_wrap = min(count, ring - place)
+            runs += [(anchors + place, before_wrap), (anchors, count - before_wrap)]
+        return [run for run in runs if run[1]]
+
+    def _index(self, head: int, t: int, scored: bool) -> list[Run]:
+        size = self.layout.index_bytes
+        first = self.layout.index_offsets[self.layer][head]
+        staged = first - self.index_first + self.index_at
+        if not size:
+            return []
+        return [
+            (first + at * size, staged + at * size, count * size)
+            for at, count in self._visual(head, t, scored)
+        ]
+
+
+def read_bytes(layout: CacheLayout, prompt: int, t: int, scored: bool = False) -> int:
+    """Bytes that a sequence on disk streams for the decode step at position t: predicted."""
+    return sum(
+        size
+        for layer in range(len(layout.rings))
+        for _, _, size in StagedLayer.of(layout, layer).reads(prompt, t, scored)
+    )
+
+
+def written_bytes(layout: CacheLayout) -> int:
+    """Bytes that a sequence on disk writes for a decode step: an entry, and its index, per head."""
+    heads = sum(len(rings) for rings in layout.rings)
+    return heads * (layout.format.entry_bytes(layout.head_dim) + layout.index_bytes)
