@@ -31,6 +31,8 @@ class EngineConfig:
     max_images: images in flight.
     policy: attention policy of requests that name none.
     offload: what lives beyond the memory that the engine computes in.
+    tensor_parallel_size: processes of this machine that share every layer, each with its part of
+        the heads; `threads` and `cache_bytes` are those of one process.
     """
 
     model: str = "mini"
@@ -47,13 +49,15 @@ class EngineConfig:
     threads: int | None = None
     policy: PolicyChoice = PolicyChoice()
     offload: OffloadConfig = OffloadConfig()
+    tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"unknown dtype {self.dtype!r} (known: {', '.join(DTYPES)})")
         if self.kv_format not in FORMATS:
             raise ValueError(f"unknown kv_format {self.kv_format!r} (known: {', '.join(FORMATS)})")
-        for name in ("max_images", "max_prefill_images", "sub_batch_images"):
+        counts = ("max_images", "max_prefill_images", "sub_batch_images", "tensor_parallel_size")
+        for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.cache_bytes is not None and self.cache_bytes < 1:

@@ -2,8 +2,8 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import lcm
 
 import torch
@@ -17,10 +17,12 @@ from engine.intake import Intake
 from engine.models.base import VisualModel
 from engine.models.presets import load_model
 from engine.offload.start import check_start, open_offload
+from engine.parallel.ranks import Command, Ranks
+from engine.parallel.shard import Shard
 from engine.partial import partial_due, unfinished
 from engine.runner import Runner
 from scheduler.config import SchedulerConfig
-from scheduler.plan import StepPlan
+from scheduler.plan import StepPlan, StepResult
 from scheduler.request import ImageRequest, PolicyChoice
 from scheduler.scheduler import Scheduler
 from sparse_attn.geometry import Grid
@@ -56,13 +58,28 @@ class Learned:
 class Engine:
     """Single-threaded: whoever calls `step` owns the device. See `engine.service` for threads."""
 
-    def __init__(self, config: EngineConfig, model: VisualModel | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, model: VisualModel | None = None, shard: Shard | None = None
+    ) -> None:
+        """shard: which rank of a tensor-parallel engine this is; None is its leader, which starts
+        the others. Raises what loading raises."""
         if config.threads:
             torch.set_num_threads(config.threads)
         self.config = config
         self.backend = config.resolved_backend
         check_start(config)
-        self.model = model or load_model(config.model, config.load_options)
+        self._commands: list[Command] = []
+        alone, shard = shard is None, shard or Shard(0, config.tensor_parallel_size)
+        self.ranks = Ranks(shard.size, config) if alone and not shard.whole else None
+        self._leads = shard.rank == 0
+        try:
+            if self.ranks is not None:
+                self.ranks.join(config.device)
+            options = replace(config.load_options, shard=shard, progress=self._leads)
+            self.model = model or load_model(config.model, options)
+        except BaseException:
+            self._close_ranks()
+            raise
         self.offload = open_offload(config, self.model)
         self.scheduler = Scheduler(scheduler_config(config, self.model))
         arena = KVArena(config.resolved_cache_bytes - config.cache_on_disk, config.device)
@@ -79,9 +96,11 @@ class Engine:
         for image in images:
             self.runner.images[image.number] = image
             self._listeners[image.number] = listener
+        self._commands.append(("add", request))
 
     def abort(self, request_id: str) -> None:
         """Drop what is left of a request; unknown ids are ignored."""
+        self._commands.append(("abort", request_id))
         images = [i for i in self.runner.images.values() if i.request.id == request_id]
         self.scheduler.abort(request_id)
         self.counters.aborted += len(images)
@@ -95,20 +114,56 @@ class Engine:
             self._fail(image, reason)
 
     def close(self) -> None:
-        """Give back what is not memory: files and threads of offloading. Idempotent."""
+        """Give back what is not memory: files, threads, other ranks. Idempotent."""
         self.offload.close()
+        self._close_ranks()
+
+    def fault(self) -> str | None:
+        """Why nothing can be drawn any more, if that is so between steps."""
+        return None if self.ranks is None else self.ranks.fault()
+
+    def follow(self, commands: Sequence[Command]) -> None:
+        """Do as the leader did: what was asked of it, then a step."""
+        for what, about in commands:
+            if what == "add":
+                self.add(about, lambda event: None)
+            else:
+                self.abort(about)
+        self._commands.clear()
+        self.step()
 
     def step(self) -> bool:
         """Plan, run, commit, report. False when there is nothing to do."""
+        self._lead()
         plan = self.scheduler.schedule()
         if plan is None:
             return False
         self._mark_started(plan)
-        result = self.runner.run(plan)
+        result = self._run(plan)
         self._report(plan)
         for end in self.scheduler.commit(result):
             self._end(self.runner.images[end.image], end.failure)
         return True
+
+    def _lead(self) -> None:
+        """Take the other ranks along into this step."""
+        if self.ranks is not None and (self._commands or self.runner.images):
+            self.ranks.tell(self._commands)
+        self._commands.clear()
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        """Raises RuntimeError that names a rank whose end broke the step."""
+        try:
+            return self.runner.run(plan)
+        except RuntimeError as error:
+            fault = None if self.ranks is None else self.ranks.fault(1.0)
+            if fault is None:
+                raise
+            raise RuntimeError(fault) from error
+
+    def _close_ranks(self) -> None:
+        if self.ranks is not None:
+            self.ranks.close()
 
     def _mark_started(self, plan: StepPlan) -> None:
         now = time.monotonic()
@@ -127,7 +182,7 @@ class Engine:
 
     def _report_image(self, image: Image) -> None:
         """Progress at the end of each row, and the partial pictures a request asked for."""
-        if not image.tokens:
+        if not (image.tokens and self._leads):
             return
         done, total = len(image.tokens), image.grid.tokens
         if done % image.grid.stride == 0:
@@ -144,6 +199,9 @@ class Engine:
             self._fail(image, failure)
 
     def _finish(self, image: Image) -> None:
+        if not self._leads:
+            self._drop(image)
+            return
         tokens = torch.tensor(image.tokens)[None]
         pixels = self.model.decode_pixels(tokens, image.grid)[0].cpu().numpy()
         stats = image.stats(time.monotonic())

@@ -4,19 +4,41 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from engine.events import ImageStats
+from engine.models.base import ModelShape
 from scheduler.request import ImageRequest
 from sparse_attn.geometry import Grid
-from sparse_attn.layout import CacheLayout
+from sparse_attn.layout import CacheLayout, KVFormat
 from sparse_attn.policy import ReadPolicy
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """What images of one group share: policy, cache layout, and so one sub-batch."""
+    """What images of one group share: policy, cache layout, and so one sub-batch.
+
+    policy, layout: of the heads of this rank. whole: of all heads. reserved: bytes that a sequence
+    is given on every rank, so that all of them plan alike. visual_bytes: visual KV of a sequence on
+    all ranks.
+    """
 
     name: str
     policy: ReadPolicy
     layout: CacheLayout
+    whole: ReadPolicy
+    reserved: int
+    visual_bytes: int
+
+    @classmethod
+    def of(cls, name: str, whole: ReadPolicy, shape: ModelShape, format: KVFormat) -> "Group":
+        """The group of a policy for all heads on a rank of a model.
+
+        Raises ValueError if the policy cannot be divided so."""
+        n = shape.kv_heads
+        parts = [whole] if shape.ranks == 1 else [
+            whole.of_heads(rank * n, n) for rank in range(shape.ranks)
+        ]  # fmt: skip
+        layouts = [CacheLayout.of(p, shape.prompt, shape.head_dim, format) for p in parts]
+        reserved, visual = max(x.bytes for x in layouts), sum(x.visual_bytes for x in layouts)
+        return cls(name, parts[shape.rank], layouts[shape.rank], whole, reserved, visual)
 
 
 @dataclass(eq=False)
@@ -52,17 +74,17 @@ class Image:
 
     def stats(self, now: float) -> ImageStats:
         group, started = self.group, self.started or now
-        reads = total_reads(group.policy)
+        reads = total_reads(group.whole)
         entry = group.layout.format.entry_bytes(group.layout.head_dim)
         return ImageStats(
             tokens=len(self.tokens),
             prompt_tokens=len(self.prompts[0]),
             seconds=now - started,
             queue_seconds=started - self.submitted,
-            kv_read_bytes=(sum(reads) * entry + picking_bytes(group.policy, entry))
+            kv_read_bytes=(sum(reads) * entry + picking_bytes(group.whole, entry))
             * len(self.prompts),
-            kv_resident_bytes=group.layout.visual_bytes * len(self.prompts),
-            density=density(group.policy, len(self.prompts[0])),
+            kv_resident_bytes=group.visual_bytes * len(self.prompts),
+            density=density(group.whole, len(self.prompts[0])),
         )
 
 

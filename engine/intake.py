@@ -13,7 +13,6 @@ from scheduler.plan import ImageTask
 from scheduler.request import ImageRequest, PolicyChoice, RequestError
 from sparse_attn import attention
 from sparse_attn.geometry import Grid
-from sparse_attn.layout import CacheLayout
 from sparse_attn.policy import ReadPolicy
 
 KEPT_GROUPS = 64
@@ -53,7 +52,7 @@ class Intake:
             image.request.id,
             image.group.name,
             image.grid.tokens,
-            (image.group.layout.bytes,) * len(image.prompts),
+            (image.group.reserved,) * len(image.prompts),
             image.request.priority,
         )
 
@@ -75,9 +74,11 @@ class Intake:
             return group
 
     def _new_group(self, choice: PolicyChoice, grid: Grid) -> Group:
-        policy, shape = self._policy(choice, grid), self.model.shape
-        layout = CacheLayout.of(policy, shape.prompt, shape.head_dim, self.config.format)
-        return Group(f"{choice} on {grid}", policy, layout)
+        policy, name = self._policy(choice, grid), f"{choice} on {grid}"
+        try:
+            return Group.of(name, policy, self.model.shape, self.config.format)
+        except ValueError as error:
+            raise RequestError(str(error), "policy") from error
 
     def _keep(self, group: Group) -> None:
         """Users may ask for any sparsity, so groups come without end: those that no image uses

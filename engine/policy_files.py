@@ -29,6 +29,11 @@ def default_options(policy: str, model: str) -> dict[str, str]:
     return {"file": str(index_path(model))} if policy == "indexed" else {}
 
 
+def heads_of(model: VisualModel) -> Heads:
+    """All heads of a model, those of other ranks included."""
+    return Heads(model.shape.layers, model.shape.kv_heads * model.shape.ranks)
+
+
 def policy_of(
     model: VisualModel,
     name: str,
@@ -36,10 +41,10 @@ def policy_of(
     options: Mapping[str, Any] = {},
     grid: Grid | None = None,
 ) -> ReadPolicy:
-    """The policy `name` for a model, on `grid` or on that of its default size.
+    """The policy `name` for all heads of a model, on `grid` or on that of its default size.
 
     Raises ValueError naming what is wrong and what is known.
     """
-    heads = Heads(model.shape.layers, model.shape.kv_heads)
+    heads = heads_of(model)
     given = default_options(name, model.name) | dict(options)
     return policies.build(name, grid or model.grid, heads, sparsity, given, model.name)

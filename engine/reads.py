@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.models.base import VisualModel
+from engine.policy_files import heads_of
 from engine.policy_info import (
     GridInfo,
     PolicyCatalog,
@@ -33,7 +34,7 @@ _TRIAL_SPARSITY = 0.5
 
 def catalog(model: VisualModel, backend: Backend) -> PolicyCatalog:
     """Every policy there is, as it stands for `model` on `backend`."""
-    heads = Heads(model.shape.layers, model.shape.kv_heads)
+    heads = heads_of(model)
     infos = tuple(_info(name, model.grid, heads, backend) for name in POLICIES)
     grids = {size: _grid_info(model.grid_of(size)) for size in model.sizes}
     return PolicyCatalog(heads.layers, heads.kv_heads, grids, infos)

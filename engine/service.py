@@ -97,17 +97,19 @@ class EngineService:
         policy = self._engine.intake.policy(query.policy, query.size)
         learned = self._engine.learned.get(query.picture or "")
         fits = learned is not None and (learned.choice, learned.grid) == (query.policy, policy.grid)
-        state = learned.state if learned is not None and fits else None
+        parts = self._engine.model.shape.ranks > 1  # each rank has learnt for its own heads
+        state = learned.state if learned is not None and fits and not parts else None
         try:
             return read_set(policy, query.layer, query.head, query.position, state)
         except ValueError as error:
             raise RequestError(str(error), str(error).split()[0]) from error
 
     def health(self) -> Health:
-        alive = self._thread is not None and self._thread.is_alive() and self._error is None
+        error = self._error or self._engine.fault()
+        alive = self._thread is not None and self._thread.is_alive() and error is None
         started = self._step_started
         stuck = 0.0 if started is None else time.monotonic() - started
-        return Health(alive, stuck, self._error)
+        return Health(alive, stuck, error)
 
     def stats(self) -> EngineStats:
         counters, planned = self._engine.counters, self._engine.scheduler.stats()

@@ -7,7 +7,9 @@ reads. The prompt is always read and is not a policy's business.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int16, Int32, Int64
@@ -105,6 +107,17 @@ class ReadPolicy(ABC):
         self.sparsity = sparsity
         self.budget = read_budget(grid, sparsity)
         self.anchors = anchor_count(grid, anchors)
+
+    def of_heads(self, first: int, count: int) -> Self:
+        """The same policy for KV heads first .. first + count - 1 alone: what a rank of tensor
+        parallelism asks."""
+        part = copy(self)
+        part.heads = Heads(self.heads.layers, count)
+        part._forget()
+        return part
+
+    def _forget(self) -> None:
+        """Drop what was worked out for other heads."""
 
     @abstractmethod
     def ring(self, layer: int) -> tuple[int, ...]:

@@ -13,7 +13,11 @@ from sparse_attn.geometry import Grid
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a decoder. `prompt` is the most prompt tokens a sequence may have."""
+    """Sizes of a decoder, or of one rank's part of it.
+
+    prompt: most prompt tokens a sequence may have. ranks, rank: of how many parts this is which;
+        heads are those of the part.
+    """
 
     layers: int
     dim: int
@@ -22,6 +26,8 @@ class ModelShape:
     head_dim: int
     image_vocab: int
     prompt: int
+    ranks: int = 1
+    rank: int = 0
 
 
 class Attention(Protocol):

@@ -3,7 +3,7 @@
 Weights are fused when they are loaded: q, k, v into one matrix, gate and up into another.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from engine.checkpoint import Convert, Param, Source
 from engine.layers import Linear, rms_norm, rotate, rotated_heads, swiglu, tiled
 from engine.models.base import SubBatchRun
+from engine.parallel.shard import WHOLE, Shard, Split
 from sparse_attn.attention import Backend
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -49,6 +50,19 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         if self.q_heads % self.kv_heads:
             raise ValueError(f"{self.q_heads} heads cannot share {self.kv_heads} KV heads evenly")
+
+    @property
+    def split(self) -> Split:
+        """What tensor parallelism divides."""
+        return Split(self.q_heads, self.kv_heads, self.head_dim, self.ffn)
+
+    def part(self, shard: Shard) -> "DecoderConfig":
+        """The sizes of a shard. Raises ValueError if they cannot be divided so."""
+        self.split.check(shard.size)
+        n = shard.size
+        return replace(
+            self, q_heads=self.q_heads // n, kv_heads=self.kv_heads // n, ffn=self.ffn // n
+        )
 
     @property
     def qkv_rows(self) -> tuple[int, int, int]:
@@ -227,8 +241,15 @@ class _Layer:
 class Decoder:
     """The layers of a model. `run_layer` is what the engine's loop calls."""
 
-    def __init__(self, config: DecoderConfig, tensors: dict[str, Tensor], backend: Backend) -> None:
-        self.config, self.backend = config, backend
+    def __init__(
+        self,
+        config: DecoderConfig,
+        tensors: dict[str, Tensor],
+        backend: Backend,
+        shard: Shard = WHOLE,
+    ) -> None:
+        """config: of the whole model; tensors: this shard's part of them."""
+        self.config, self.backend, self._shard = config.part(shard), backend, shard
         self._layers = [_Layer(tensors, i, backend) for i in range(config.layers)]
 
     def layer(self, index: int) -> object:
@@ -259,7 +280,7 @@ class Decoder:
 
     def _attend(self, layer: int, w: _Layer, x: Tensor, run: SubBatchRun) -> Tensor:
         q, k, v = self._heads(w.qkv(x), w, run)
-        return w.out(run.attention(layer, q, k, v).flatten(1))
+        return self._shard.sum(w.out(run.attention(layer, q, k, v).flatten(1)))
 
     def _heads(self, qkv: Tensor, w: _Layer, run: SubBatchRun) -> tuple[Tensor, Tensor, Tensor]:
         c, dtype = self.config, qkv.dtype
@@ -275,9 +296,9 @@ class Decoder:
     def _mlp(self, w: _Layer, x: Float[Tensor, "M d"]) -> Float[Tensor, "M d"]:
         gate_up = w.gate_up(x)
         if self.backend == "native" and self.config.activation == "silu" and not gate_up.is_cuda:
-            return w.down(swiglu(gate_up, self.backend))
+            return self._shard.sum(w.down(swiglu(gate_up, self.backend)))
         gate, up = gate_up.chunk(2, -1)
-        return w.down(activate(gate, self.config.activation) * up)
+        return self._shard.sum(w.down(activate(gate, self.config.activation) * up))
 
 
 def _norm_heads(

@@ -93,12 +93,14 @@ class DecoderModel(VisualModel):
         self.text, self.special = text, special
         c = config.decoder
         prompt = options.prompt_tokens or config.prompt_tokens
-        self.shape = ModelShape(
+        c.split.check(options.shard.size)
+        whole = ModelShape(
             c.layers, c.dim, c.q_heads, c.kv_heads, c.head_dim, config.image_vocab, prompt
         )
+        self.shape = options.shard.heads(whole)
         self.sizes, self.sampling = config.sizes, config.sampling
         self.prompt_limit = f"{prompt} tokens, the template included"
-        self._decoder = Decoder(c, tensors, options.backend)
+        self._decoder = Decoder(c, tensors, options.backend, options.shard)
         self._norm = tensors["norm.weight"]
         self._take_tables(tensors)
         self._take_pixels(tensors)
@@ -153,17 +155,22 @@ class DecoderModel(VisualModel):
         config = cls.configure(load_json(folder / "config.json"), folder)
         if options.dummy:
             return cls.dummy(name, config, options)
+        config.decoder.split.check(options.shard.size)
         params = cls.parameters(config)
         text, special = cls.tokens(folder, config)
         checkpoint = cls.checkpoint(folder, config)
         checkpoint.check(params, cls.unused)
+        params = options.shard.params(params, config.decoder.split)
         tensors = checkpoint.load(params, options.dtype, options.device, options.progress)
         return cls(name, config, tensors, text, special, options)
 
     @classmethod
     def dummy(cls, name: str, config: FamilyConfig, options: LoadOptions) -> Self:
         """Random weights in the geometry of a config (`load_format: dummy`)."""
-        tensors = random_tensors(cls.parameters(config), options.dtype, options.device)
+        split = config.decoder.split
+        split.check(options.shard.size)
+        whole = random_tensors(cls.parameters(config), options.dtype, options.device)
+        tensors = options.shard.tensors(whole, split)
         text = cls.dummy_text(config)
         special = {key: text.id_of(token) for key, token in cls.special_tokens.items()}
         return cls(name, config, tensors, text, special, options)

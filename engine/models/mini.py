@@ -17,6 +17,7 @@ from engine.layers import Linear, rms_norm, rotated_heads, swiglu
 from engine.models.base import ModelShape, SubBatchRun, VisualModel
 from engine.models.mini_text import WordTokenizer
 from engine.models.mini_vq import FSQTokenizer, FSQTokenizerConfig
+from engine.parallel.shard import WHOLE, Shard, Split
 from engine.weights import Weight, WeightError
 from scheduler.request import Sampling
 from sparse_attn.attention import Backend
@@ -100,6 +101,23 @@ def random_weights(c: MiniConfig, seed: int = 0) -> dict[str, Weight]:
     return result
 
 
+def cut_weights(tensors: dict[str, Weight], c: MiniConfig, shard: Shard) -> dict[str, Weight]:
+    """This shard's part of the weights. Raises ValueError if they cannot be divided so."""
+    split = Split(c.heads, c.heads, c.head_dim, c.ffn)
+    split.check(shard.size)
+    data = shard.tensors({name: w.data for name, w in tensors.items()}, split)
+    return {name: Weight(part, _scale(tensors[name], name, split, shard))
+            for name, part in data.items()}  # fmt: skip
+
+
+def _scale(weight: Weight, name: str, split: Split, shard: Shard) -> Tensor | None:
+    """The scales of the rows that stay."""
+    if weight.scale is None or shard.whole:
+        return weight.scale
+    cut = shard.cut(name, split) if name.startswith("layers.") else None
+    return weight.scale if cut is None or cut.rows is None else cut.of(weight.scale)
+
+
 class _Layer:
     """The weights of one transformer layer, on a backend."""
 
@@ -131,13 +149,17 @@ class Mini(VisualModel):
         words: WordTokenizer,
         pixels: FSQTokenizer,
         backend: Backend,
+        shard: Shard = WHOLE,
     ) -> None:
-        self.name, self.config, self.backend = name, config, backend
+        """tensors: of the whole model."""
+        self.name, self.config, self.backend, self._shard = name, config, backend, shard
+        tensors = cut_weights(tensors, config, shard)
         self.words, self.pixels = words, pixels.eval()
-        self.shape = ModelShape(
+        whole = ModelShape(
             config.layers, config.dim, config.heads, config.heads, config.head_dim,
             config.image_vocab, config.prompt,
         )  # fmt: skip
+        self.shape = shard.heads(whole)
         height, width = config.grid
         self.sizes = ((width * config.tokenizer.factor, height * config.tokenizer.factor),)
         self.sampling = config.sampling
@@ -146,7 +168,7 @@ class Mini(VisualModel):
         self._cos, self._sin = rotary_table(config)
 
     @classmethod
-    def load(cls, name: str, folder: Path, backend: Backend) -> "Mini":
+    def load(cls, name: str, folder: Path, backend: Backend, shard: Shard = WHOLE) -> "Mini":
         """From a folder with config.json, vocab.json and safetensors. Raises WeightError."""
         config = MiniConfig.from_dict(weights.load_json(folder / "config.json"))
         tensors = weights.load(weights.shards(folder, "transformer"), transformer_shapes(config))
@@ -158,17 +180,17 @@ class Mini(VisualModel):
             raise WeightError(
                 f"vocab.json has {len(words.words)} words, config.json says {config.text_vocab}"
             )
-        return cls(name, config, tensors, words, _load_pixels(config, folder), backend)
+        return cls(name, config, tensors, words, _load_pixels(config, folder), backend, shard)
 
     @classmethod
-    def dummy(cls, name: str, config: MiniConfig, backend: Backend) -> "Mini":
+    def dummy(cls, name: str, config: MiniConfig, backend: Backend, shard: Shard = WHOLE) -> "Mini":
         """Random weights; the words are the special ones and a few to type."""
         fill = [f"word{i}" for i in range(config.text_vocab - 4)]
         words = WordTokenizer(["<pad>", "<bos>", "<eos>", "<unk>", *fill])
         with torch.random.fork_rng():
             torch.manual_seed(0)
             pixels = FSQTokenizer(config.tokenizer)
-        return cls(name, config, random_weights(config), words, pixels, backend)
+        return cls(name, config, random_weights(config), words, pixels, backend, shard)
 
     def _take_embeddings(self, w: dict[str, Weight]) -> None:
         table = w["embed.image.weight"]
@@ -220,12 +242,12 @@ class Mini(VisualModel):
     def run_layer(self, layer: int, run: SubBatchRun) -> None:
         w, eps = self._layers[layer], self.config.norm_eps
         qkv = w.qkv(rms_norm(run.hidden, w.attn_norm, eps, self.backend))
-        heads, norms = (self.config.heads,) * 2, (w.q_norm, w.k_norm)
+        heads, norms = (self.shape.kv_heads,) * 2, (w.q_norm, w.k_norm)
         q, k, v = rotated_heads(qkv, norms, run.cos, run.sin, heads, eps, self.backend)
         attended = run.attention(layer, q, k, v)
-        run.hidden = run.hidden + w.out(attended.flatten(1))
+        run.hidden = run.hidden + self._shard.sum(w.out(attended.flatten(1)))
         gate_up = w.gate_up(rms_norm(run.hidden, w.mlp_norm, eps, self.backend))
-        run.hidden = run.hidden + w.down(swiglu(gate_up, self.backend))
+        run.hidden = run.hidden + self._shard.sum(w.down(swiglu(gate_up, self.backend)))
 
     def layer_weights(self, layer: int) -> object:
         return self._layers[layer]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.parallel.shard import WHOLE, Shard
 from sparse_attn.attention import Backend
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -19,6 +20,7 @@ class LoadOptions:
     pixel_memory: bytes the pixel decoder may use for its activations.
     dummy: random weights instead of the checkpoint's.
     progress: show a progress bar while loading.
+    shard: the part of every layer that this process holds.
     """
 
     backend: Backend = "reference"
@@ -28,6 +30,7 @@ class LoadOptions:
     pixel_memory: int = 2 << 30
     dummy: bool = False
     progress: bool = False
+    shard: Shard = WHOLE
 
     def __post_init__(self) -> None:
         if self.prompt_tokens is not None and self.prompt_tokens < 2:

@@ -99,7 +99,8 @@ def _load_preset(preset: Preset, options: LoadOptions) -> VisualModel:
         return load_folder(preset.folder, preset.name, options)
     if preset.family == "mini":
         _check_mini(options)
-        return Mini.dummy(preset.name, MiniConfig.from_dict(preset.config), options.backend)
+        config = MiniConfig.from_dict(preset.config)
+        return Mini.dummy(preset.name, config, options.backend, options.shard)
     family = PUBLISHED[preset.family]
     return family.dummy(preset.name, family.configure(preset.config, None), options)
 
@@ -108,8 +109,8 @@ def _load_mini(name: str, folder: Path, options: LoadOptions) -> VisualModel:
     _check_mini(options)
     if options.dummy:
         config = MiniConfig.from_dict(load_json(folder / "config.json"))
-        return Mini.dummy(name, config, options.backend)
-    return Mini.load(name, folder, options.backend)
+        return Mini.dummy(name, config, options.backend, options.shard)
+    return Mini.load(name, folder, options.backend, options.shard)
 
 
 def _check_mini(options: LoadOptions) -> None:

@@ -50,6 +50,9 @@ class Diagonal(ReadPolicy):
             raise ValueError(f"recent (N_r) must be at least {self.kept}, got {recent}")
         self._windows: dict[torch.device, Tensor] = {}
 
+    def _forget(self) -> None:
+        self._windows = {}
+
     def ring(self, layer: int) -> tuple[int, ...]:
         return (min(self.recent, self.grid.tokens - self.anchors),) * self.heads.kv_heads
 

@@ -1,7 +1,7 @@
 """The safetensors file of a calibrated index."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -62,6 +62,12 @@ class IndexFile:
         file_ = cls(head["model"], Grid(**json.loads(head["grid"])), **tensors)
         file_._check_shapes(path)
         return file_
+
+    def of_heads(self, first: int, count: int) -> Self:
+        """The part of some KV heads."""
+        names = ("mean", "basis", "step", "lost", "lost_beside_first_row")
+        part = {name: getattr(self, name)[:, first : first + count] for name in names}
+        return replace(self, **part)
 
     def _check_shapes(self, path: Path) -> None:
         layers, heads, dim, dims = self.basis.shape

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -60,6 +61,17 @@ class Indexed(ReadPolicy):
         self._heads_by_ring = Counter(ring for layer in self.rings for ring in layer)
         self._layers: dict[tuple[int, torch.device], IndexLayer] = {}
         self._windows: dict[torch.device, Tensor] = {}
+
+    def of_heads(self, first: int, count: int) -> Self:
+        """Raises ValueError if heads that share their picks would be torn apart."""
+        if first % self.share or count % self.share:
+            raise ValueError(f"share={self.share} does not divide the {count} KV heads of a rank")
+        part = super().of_heads(first, count)
+        part.calibrated = self.calibrated.of_heads(first, count)
+        part.rings = [layer[first : first + count] for layer in self.rings]
+        part._heads_by_ring = Counter(ring for layer in part.rings for ring in layer)
+        part._layers, part._windows = {}, {}
+        return part
 
     def _check(self, resident: float) -> None:
         if self.dims % 8 or not 8 <= self.dims <= self.calibrated.dims:

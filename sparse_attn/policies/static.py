@@ -20,6 +20,10 @@ class StaticPolicy(ReadPolicy):
         super().__init__(grid, heads, sparsity, anchors)
         self._plans: dict[tuple[int, torch.device], ReadPlan] = {}
 
+    def _forget(self) -> None:
+        self._plans = {}
+        self.__dict__.pop("_read_totals", None)
+
     @abstractmethod
     def layer_plan(self, layer: int) -> ReadPlan:
         """The reads of `layer`, on the CPU."""

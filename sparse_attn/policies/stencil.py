@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -105,6 +106,11 @@ class Stencil(StaticPolicy):
         else:
             self.stencils = _heads_of(fitted, grid, rows)
             self._check_budget(file, budget)
+
+    def of_heads(self, first: int, count: int) -> Self:
+        part = super().of_heads(first, count)
+        part.stencils = [layer[first : first + count] for layer in self.stencils]
+        return part
 
     def _check_budget(self, file: str | None, budget: int) -> None:
         sizes = [s.size for layer in self.stencils for s in layer]
