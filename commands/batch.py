@@ -121,6 +121,7 @@ def run(
     kv_placement: flags.KVPlacement = flags.IN_MEMORY,
     offload_dir: flags.OffloadDir = None,
     host_memory_limit_gb: flags.HostMemoryLimitGb = None,
+    tensor_parallel_size: flags.TensorParallelSize = 1,
     json: AsJson = False,
 ) -> int:
     """Draw a file without a server. Run it again after an interruption: it goes on where it was."""
@@ -140,6 +141,7 @@ def run(
         kv_placement=kv_placement,
         offload_dir=offload_dir,
         host_memory_limit_gb=host_memory_limit_gb,
+        tensor_parallel_size=tensor_parallel_size,
     )
     default = flags.default_policy(policy, sparsity, policy_option)
     return run_batch(input, output, default, lambda: open_service(engine, default), json)

@@ -62,6 +62,7 @@ def generate(
     kv_placement: flags.KVPlacement = flags.IN_MEMORY,
     offload_dir: flags.OffloadDir = None,
     host_memory_limit_gb: flags.HostMemoryLimitGb = None,
+    tensor_parallel_size: flags.TensorParallelSize = 1,
 ) -> int:
     """Draw pictures of prompts into files."""
     from commands.drawing import Look, draw
@@ -101,6 +102,7 @@ def generate(
         kv_placement=kv_placement,
         offload_dir=offload_dir,
         host_memory_limit_gb=host_memory_limit_gb,
+        tensor_parallel_size=tensor_parallel_size,
     )
     look = Look(quality, metadata, json)
 

@@ -24,18 +24,27 @@ def open_service(flags: EngineFlags, policy: PolicyChoice | None = None) -> Imag
 
 def engine_config(flags: EngineFlags, policy: PolicyChoice | None = None) -> EngineConfig:
     """Raises ValueError for a value that no engine takes."""
+    size = flags.tensor_parallel_size
     return EngineConfig(
         model=flags.model,
         load_format=flags.load_format,
         dtype=flags.dtype,
         backend=flags.backend,
         kv_format=flags.kv_format,
-        cache_bytes=None if flags.cache_mib is None else flags.cache_mib << 20,
+        cache_bytes=_rank_cache(flags.cache_mib, size),
         max_images=flags.max_images,
-        threads=flags.threads,
+        threads=flags.threads or (None if size == 1 else max((os.cpu_count() or 1) // size, 1)),
         policy=policy or PolicyChoice(),
         offload=_offload(flags),
+        tensor_parallel_size=size,
     )
+
+
+def _rank_cache(mib: int | None, ranks: int) -> int | None:
+    """Bytes of one rank's cache; the flag is for all ranks of this machine together."""
+    if mib is not None:
+        return (mib << 20) // ranks
+    return None if ranks == 1 else EngineConfig().resolved_cache_bytes // ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,10 @@ KVPlacement = Annotated[
 OffloadDir = Annotated[
     Path | None, typer.Option(help="Folder for what is placed on disk; nothing stays there.")
 ]
+TensorParallelSize = Annotated[
+    int,
+    typer.Option(min=1, help="Processes of this machine that share the model, head by head."),
+]
 HostMemoryLimitGb = Annotated[
     float | None, typer.Option(help="Host memory that weights, KV and buffers may take, in GB.")
 ]
@@ -86,6 +90,7 @@ class EngineFlags:
     kv_placement: str = IN_MEMORY
     offload_dir: Path | None = None
     host_memory_limit_gb: float | None = None
+    tensor_parallel_size: int = 1
 
 
 def parse_options(pairs: Sequence[str] | None, flag: str = "--policy-option") -> dict[str, Option]:

@@ -35,6 +35,7 @@ def serve(
     kv_placement: flags.KVPlacement = flags.IN_MEMORY,
     offload_dir: flags.OffloadDir = None,
     host_memory_limit_gb: flags.HostMemoryLimitGb = None,
+    tensor_parallel_size: flags.TensorParallelSize = 1,
     body_limit: Annotated[int, typer.Option(min=1, help="Bytes of a request body.")] = 1 << 20,
     stuck_seconds: Annotated[
         float, typer.Option(help="A step that takes longer makes /health fail.")
@@ -101,6 +102,7 @@ def serve(
         kv_placement=kv_placement,
         offload_dir=offload_dir,
         host_memory_limit_gb=host_memory_limit_gb,
+        tensor_parallel_size=tensor_parallel_size,
     )
     default = flags.default_policy(policy, sparsity, policy_option)
     if replicas is None and ray_address is not None:

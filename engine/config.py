@@ -60,6 +60,8 @@ class EngineConfig:
         for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.tensor_parallel_size > 1 and self.offload != OffloadConfig():
+            raise ValueError("tensor_parallel_size above 1 does not go with offloading: choose one")
         if self.cache_bytes is not None and self.cache_bytes < 1:
             raise ValueError(f"cache_bytes must be positive, got {self.cache_bytes}")
 

@@ -8,7 +8,7 @@ import sys
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from engine.engine import Engine
-from engine.parallel.ranks import HOST, PATIENCE, meet
+from engine.parallel.ranks import HOST, PATIENCE, last_words, meet
 from engine.parallel.shard import Shard
 
 
@@ -19,7 +19,11 @@ def main() -> None:
     config, rank, size, port = pickle.load(told)
     store = TCPStore(HOST, port, None, False, PATIENCE)
     meet(store, rank, size, config.device)
-    engine = Engine(config, shard=Shard(rank, size))
+    try:
+        engine = Engine(config, shard=Shard(rank, size))
+    except Exception as error:  # the leader says it, in one line
+        store.set(last_words(rank), f"{type(error).__name__}: {error}")
+        sys.exit(1)
     try:
         while True:
             engine.follow(pickle.load(told))

@@ -65,10 +65,16 @@ class Ranks:
         while True:
             for rank, process in enumerate(self._processes, start=1):
                 if process.poll() is not None:
-                    return f"rank {rank} of {self._size} has ended (exit code {process.returncode})"
+                    return self._fault_of(rank, process.returncode)
             if time.monotonic() >= end:
                 return None
             time.sleep(0.02)
+
+    def _fault_of(self, rank: int, code: int) -> str:
+        key, said = last_words(rank), f"rank {rank} of {self._size} has ended (exit code {code})"
+        if self._store.check([key]):
+            said += f": {self._store.get(key).decode()}"
+        return said
 
     def close(self) -> None:
         """End the other ranks. Idempotent."""
@@ -94,6 +100,11 @@ class Ranks:
         )
         _write(process, pickle.dumps((config, rank, self._size, self._store.port)))
         return process
+
+
+def last_words(rank: int) -> str:
+    """The key under which a rank says why it ended."""
+    return f"last-words-{rank}"
 
 
 def meet(store: TCPStore, rank: int, size: int, device: torch.device) -> None:

@@ -152,16 +152,17 @@ class RayReplica:
 
 
 class RaySpawn:
-    """Makes replicas, each with its share of the cluster: a GPU, or as many CPUs as it has threads.
+    """Makes replicas, each with its share of the cluster: a GPU for each of its ranks, or
+    as many CPUs as they have threads.
 
     silent_seconds: how long an answer may be overdue before a replica counts as lost.
     """
 
     def __init__(self, config: EngineConfig, silent_seconds: float = 10.0) -> None:
         self._config, self._silent = config, silent_seconds
-        gpu = config.device.type == "cuda"
-        self.needs = {"GPU": 1} if gpu else {"CPU": config.threads or 1}
-        share = {"num_gpus": 1, "num_cpus": 0} if gpu else {"num_cpus": self.needs["CPU"]}
+        gpu, ranks = config.device.type == "cuda", config.tensor_parallel_size
+        self.needs = {"GPU": ranks} if gpu else {"CPU": ranks * (config.threads or 1)}
+        share = {"num_gpus": ranks, "num_cpus": 0} if gpu else {"num_cpus": self.needs["CPU"]}
         self._class = ray.remote(concurrency_groups=GROUPS)(_Actor).options(
             max_restarts=0, max_task_retries=0, **share
         )
