@@ -90,8 +90,11 @@ class ReplicaSoak(kills.Soak):
             args.model, args.lines, args.kills, list(self._moments), args.server_flag
         )
 
-    def run(self) -> Outcome:
+    def _start(self) -> None:
         self._server.start()
+
+    def run(self) -> Outcome:
+        self._start()
         live = Live(self._server.url)
         start = time.monotonic()
         try:
