@@ -44,6 +44,7 @@ class Keeper:
     def _keep(self) -> None:
         goes_on = True
         while goes_on and not self._ending.is_set():
+            self._router.starting(self.slot)
             try:
                 replica = self._spawn(self.slot.name, self._wanted)
             except ReplicaLost as error:

@@ -212,11 +212,11 @@ class Router:
             self._dispatch()
 
     def drain(self, name: str) -> None:
-        """Let a replica leave when its pictures have ended; the last one stays."""
+        """Let a replica leave when its pictures have ended; the last one that draws stays."""
         with self._lock:
             slot = self._named(name)
-            if all(other is slot or other.wish is Wish.LEAVE for other in self._slots):
-                raise FleetError(f"{name} is the only replica: start another one first")
+            if not any(other.open for other in self._slots if other is not slot):
+                raise FleetError(f"{name} is the only replica that draws: start another one first")
             self._retire(slot, Wish.LEAVE)
             self._dispatch()
 
@@ -234,20 +234,21 @@ class Router:
             self._rolling.start()
 
     def _roll(self, slots: Sequence[Slot]) -> None:
-        """Restart one after the other. If one does not come back, the others stay as they are."""
+        """Restart one after the other, each when all others draw. If one does not come back, the
+        rest stay as they are."""
         for slot in slots:
             with self._lock:
-                if slot not in self._slots or slot.wish is Wish.LEAVE or self._stopping:
-                    continue
-                before = slot.generation
-                self._retire(slot, Wish.RESTART)
-                self._dispatch()
-                if not self._changed.wait_for(partial(self._is_back, slot, before), ROLL_SECONDS):
-                    log.error("%s did not come back; the rolling restart ends", slot.name)
+                if not self._changed.wait_for(partial(self._can_spare, slot), ROLL_SECONDS):
+                    log.error("a replica did not come back; the rolling restart ends")
                     return
+                if slot in self._slots and not self._stopping:
+                    self._retire(slot, Wish.RESTART)
+                    self._dispatch()
 
-    def _is_back(self, slot: Slot, before: int) -> bool:
-        return slot.generation > before or slot not in self._slots or self._stopping
+    def _can_spare(self, slot: Slot) -> bool:
+        """Whether all other replicas draw that are to stay."""
+        others = [each for each in self._slots if each is not slot]
+        return self._stopping or all(each.open or each.wish is Wish.LEAVE for each in others)
 
     def _named(self, name: str) -> Slot:
         for slot in self._slots:
@@ -257,6 +258,12 @@ class Router:
         raise FleetError(f"there is no replica {name!r} (there are: {known})")
 
     # -- what keepers tell -------------------------------------------------------------------
+
+    def starting(self, slot: Slot) -> None:
+        """A replica is about to be started in place of one that was lost."""
+        with self._lock:
+            if slot.state is ReplicaState.LOST:
+                slot.become(ReplicaState.STARTING)
 
     def arrived(self, slot: Slot, replica: Replica) -> None:
         """A replica is ready for work."""

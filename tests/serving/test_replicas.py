@@ -11,10 +11,12 @@ import pytest
 
 import cli
 from engine.service_api import FleetError, Health, ReplicaState, ReplicaStatus
+from scheduler.jobs.store import JobsConfig
 from serving.config import ServerConfig
 from serving.keys import ApiKey
-from tests.fakes import FakeService
+from tests.fakes import FakeService, wait_until
 from tests.live import serving
+from tests.serving.jobs import submit, tasks
 
 URL = "/v1/bishop/replicas"
 ADMIN, USER = {"authorization": "Bearer admin-key"}, {"authorization": "Bearer user-key-1"}
@@ -129,6 +131,20 @@ def test_only_an_admin_changes(fleet: FakeFleet, guarded: httpx.Client) -> None:
     assert guarded.post(f"{URL}/restart", headers=USER).status_code == 403
     assert guarded.post(f"{URL}/restart", headers=ADMIN).status_code == 202
     assert len(fleet.done) == 1
+
+
+def test_lines_are_taken_for_every_engine_that_draws(fleet: FakeFleet, tmp_path: Path) -> None:
+    fleet.frozen = True
+    jobs = JobsConfig(folder=tmp_path)
+    config = ServerConfig(jobs=jobs, batch_lines=3, poll_seconds=0.05)
+    with serving(fleet, config) as url, httpx.Client(base_url=url, timeout=20) as http:
+        submit(http, tasks(12))
+        assert wait_until(lambda: len(fleet.seen) == 3)
+        fleet.engines = 2
+        assert wait_until(lambda: len(fleet.seen) == 6)
+        assert not wait_until(lambda: len(fleet.seen) > 6, 0.3)
+        fleet.frozen = False
+        assert wait_until(lambda: len(fleet.seen) == 12)
 
 
 def test_one_engine_has_no_replicas() -> None:

@@ -191,11 +191,16 @@ def run(argv: list[str] | None = None) -> Outcome:
     args = parser().parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         outcome = Soak(args, Path(folder)).run()
+    tell(outcome, args.json)
+    return outcome
+
+
+def tell(outcome: Outcome, file: Path | None) -> None:
+    """Print an outcome, and keep it in a file."""
     text = json.dumps(asdict(outcome) | {"wrong": outcome.wrong}, indent=1)
     print(text)
-    if args.json is not None:
-        args.json.write_text(text + "\n")
-    return outcome
+    if file is not None:
+        file.write_text(text + "\n")
 
 
 if __name__ == "__main__":

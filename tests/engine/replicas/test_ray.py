@@ -112,7 +112,7 @@ def test_refusals_and_reads_cross_over(router: Router) -> None:
         router.check(line(router, 1, policy=PolicyChoice("nonsense", 0.5)))
     assert refused.value.param == "policy"
     read = router.read_set(ReadQuery(PolicyChoice("window", 0.5), 0, 0, 20))
-    assert read.position == 20 and read.read
+    assert read.position == 20 and read.reads
 
 
 def test_a_model_that_is_not_there_is_refused(ray_here: None) -> None:

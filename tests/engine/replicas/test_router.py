@@ -42,6 +42,7 @@ def start(yard: Yard) -> Iterator[Start]:
         started.append(router)
         router.start()
         assert wait_until(lambda: router.health().engines == replicas)
+        yard.made.sort(key=lambda each: each.name)  # they start in any order
         return router
 
     yield start
