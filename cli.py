@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import typer
 
-from commands import listing
+from commands import listing, policies
 from commands.batch import batch
 from commands.bench import bench
 from commands.generate import generate
@@ -21,7 +21,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(serve)
 app.command()(listing.models)
-app.command()(listing.policies)
+app.add_typer(policies.app, name="policies")
 app.add_typer(batch, name="batch")
 app.add_typer(bench, name="bench")
 
