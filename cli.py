@@ -8,6 +8,7 @@ import typer
 from commands import listing, policies
 from commands.batch import batch
 from commands.bench import bench
+from commands.characterize import characterize
 from commands.generate import generate
 from commands.refusal import INTERRUPTED, USAGE, Refusal
 from commands.serve import serve
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(serve)
+app.command()(characterize)
 app.command()(listing.models)
 app.add_typer(policies.app, name="policies")
 app.add_typer(batch, name="batch")

@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.cache import KVArena, RowPool
 from engine.image import Group, Image
 from engine.models.base import SubBatchRun, VisualModel
-from engine.phases import DecodeAttention, PrefillAttention
+from engine.phases import DecodeAttention, PrefillAttention, Watch
 from engine.sampling import Draw, draw_tokens
 from scheduler.plan import ImageStep, StepPlan, StepResult, SubBatch
 from sparse_attn.attention import Backend
@@ -40,6 +40,7 @@ class Runner:
     def __init__(self, model: VisualModel, arena: KVArena, backend: Backend) -> None:
         self.model, self.arena, self.backend = model, arena, backend
         self.images: dict[int, Image] = {}
+        self.watch: Watch | None = None
         self._rows: WeakKeyDictionary[Group, RowPool] = WeakKeyDictionary()
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -97,7 +98,7 @@ class Runner:
         hidden = [self.model.embed_prompt(self._ids(s.prompt)) for s in sequences]
         angles = [self.model.rotary_prompt(n) for n in lengths]
         slots = [self._slot(s) for s in sequences]
-        attend = PrefillAttention(self.arena, group, slots, lengths)
+        attend = PrefillAttention(self.arena, group, slots, lengths, self.watch)
         cos, sin = (torch.cat(x) for x in zip(*angles, strict=True))
         return SubBatchRun(torch.cat(hidden), cos, sin, attend)
 
@@ -113,7 +114,7 @@ class Runner:
             self._ids([s.image.rows[s.index] for s in sequences]),
         )  # fmt: skip
         state = self._pool(group).state
-        attend = DecodeAttention(self.arena, group, batch, state, self.backend)
+        attend = DecodeAttention(self.arena, group, batch, state, self.backend, self.watch)
         cos, sin = self.model.rotary_visual(positions, prompts, grid)
         return SubBatchRun(self.model.embed_visual(tokens, positions, grid), cos, sin, attend)
 

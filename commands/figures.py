@@ -1,0 +1,89 @@
+"""Plots as PNG bytes. matplotlib is imported only when something is drawn: it is slow to load."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+INK = ("#08519c", "#e6550d", "#31a354", "#756bb1", "#636363", "#de2d26", "#3182bd", "#fdae6b")
+
+
+def new(width: float, height: float) -> "Figure":
+    """An empty figure; inches at 80 dots."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=80, layout="constrained")
+
+
+def png(figure: "Figure") -> bytes:
+    """The figure with few colours, which makes it a third as large."""
+    from PIL import Image
+
+    raw, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(raw, format="png")
+    raw.seek(0)
+    picture = Image.open(raw).convert("RGB")
+    picture.quantize(96, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    return small.getvalue()
+
+
+def stacked(names: Sequence[Any], parts: Mapping[str, Sequence[float]], x: str, y: str) -> bytes:
+    """Stacked bars, one per name."""
+    figure = new(7, 2.8)
+    axis = figure.subplots()
+    low = [0.0] * len(names)
+    for color, (label, values) in zip(INK, parts.items(), strict=False):
+        axis.bar(range(len(names)), values, bottom=low, label=label, color=color, width=0.8)
+        low = [a + b for a, b in zip(low, values, strict=True)]
+    axis.set_xticks(range(len(names)), [str(n) for n in names])
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    axis.legend(loc="upper left", fontsize=8, ncols=len(parts))
+    axis.set_ylim(0, 1.25 * max(low))
+    return png(figure)
+
+
+def lines(
+    x: Sequence[float], curves: Mapping[str, Sequence[float]], x_label: str, y_label: str
+) -> bytes:
+    """One line per curve."""
+    figure = new(7, 2.8)
+    axis = figure.subplots()
+    for color, (label, values) in zip(INK, curves.items(), strict=False):
+        dashed = "--" if "shuffled" in label else "-"
+        axis.plot(range(len(x)), values, dashed, marker="o", markersize=3, label=label, color=color)
+    axis.set_xticks(range(len(x)), [f"{v:g}" for v in x])
+    axis.set_xlabel(x_label)
+    axis.set_ylabel(y_label)
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    return png(figure)
+
+
+def heat(
+    maps: "Tensor", titles: Sequence[str], columns: int, extent: Sequence[float] | None
+) -> bytes:
+    """Small maps side by side, each on its own logarithmic scale (its highest value is darkest)."""
+    import numpy as np
+
+    rows = -(-len(maps) // columns)
+    figure = new(1.35 * columns, 1.3 * rows if extent is None else 0.95 * rows)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for i, axis in enumerate(axes.flat):
+        axis.set_axis_off()
+        if i < len(maps):
+            shown = _logarithmic(maps[i].numpy(), np)
+            axis.imshow(shown, cmap="Blues", vmin=0, vmax=1, aspect="auto", extent=extent)
+            axis.set_title(titles[i], fontsize=6, pad=1)
+    return png(figure)
+
+
+def _logarithmic(values: "np.ndarray[Any, Any]", np: Any) -> Any:
+    """0 at a thousandth of the highest value and below, 1 at the highest."""
+    top = max(float(values.max()), 1e-30)
+    return 1 + np.log10(np.clip(values / top, 1e-3, 1)) / 3
