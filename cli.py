@@ -8,6 +8,7 @@ import typer
 from commands import listing, policies
 from commands.batch import batch
 from commands.bench import bench
+from commands.calibrate import calibrate
 from commands.characterize import characterize
 from commands.generate import generate
 from commands.refusal import INTERRUPTED, USAGE, Refusal
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(serve)
 app.command()(characterize)
+app.command()(calibrate)
 app.command()(listing.models)
 app.add_typer(policies.app, name="policies")
 app.add_typer(batch, name="batch")

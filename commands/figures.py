@@ -65,6 +65,24 @@ def lines(
     return png(figure)
 
 
+def pareto(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Loss (nats a token) over what is read and over what stays; one line per name."""
+    figure = new(9, 3.2)
+    for axis, x in zip(figure.subplots(1, 2, sharey=True), ("read", "resident"), strict=True):
+        for color, name in zip(INK, dict.fromkeys(row["name"] for row in rows), strict=False):
+            own = sorted((r for r in rows if r["name"] == name), key=lambda r: r[f"{x}_share"])
+            axis.errorbar(
+                [r[f"{x}_share"] for r in own], [max(r["loss"], 1e-4) for r in own],
+                yerr=[r["loss_se"] for r in own], marker="o", markersize=3, label=name, color=color,
+            )  # fmt: skip
+        axis.set_yscale("log")
+        axis.set_xlabel(f"bytes {x}, share of dense bf16")
+        axis.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("loss, nats/token")
+    figure.axes[1].legend(fontsize=7)
+    return png(figure)
+
+
 def heat(
     maps: "Tensor", titles: Sequence[str], columns: int, extent: Sequence[float] | None
 ) -> bytes:

@@ -1,6 +1,6 @@
 """Teacher forcing: finished pictures through a model in one pass, with attention of one's own."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -61,16 +61,28 @@ def token_loss(
     model: VisualModel, grid: Grid, pictures: Pictures, attend: Attend
 ) -> Float[Tensor, "B N"]:
     """Negative log-likelihood of every visual token, nats; 0 for forced end-of-row tokens."""
+    loss = [
+        torch.nn.functional.nll_loss(p, t.clamp_max(_last(model)), reduction="none")
+        for p, t in zip(
+            log_probabilities(model, grid, pictures, attend), pictures.tokens, strict=True
+        )
+    ]
+    return torch.stack(loss).masked_fill(forced_tokens(model, grid), 0.0)
+
+
+def log_probabilities(
+    model: VisualModel, grid: Grid, pictures: Pictures, attend: Attend
+) -> Iterator[Float[Tensor, "N V"]]:
+    """What the model expects of each visual token, picture by picture, nats, fp32."""
     with torch.inference_mode():
         hidden = _forward(model, grid, pictures, attend)
-        loss = [
-            torch.nn.functional.cross_entropy(
-                model.logits(h), t.clamp_max(_last(model)), reduction="none"
-            )
-            for h, t in zip(hidden, pictures.tokens, strict=True)
-        ]
-    forced = torch.tensor([model.forced_token(grid, t) is not None for t in range(grid.tokens)])
-    return torch.stack(loss).masked_fill(forced, 0.0)
+        for h in hidden:
+            yield model.logits(h).float().log_softmax(-1)
+
+
+def forced_tokens(model: VisualModel, grid: Grid) -> Bool[Tensor, "N"]:
+    """Where an end-of-row token stands whatever the model expects."""
+    return torch.tensor([model.forced_token(grid, t) is not None for t in range(grid.tokens)])
 
 
 def _last(model: VisualModel) -> int:
