@@ -10,6 +10,7 @@ from commands.batch import batch
 from commands.bench import bench
 from commands.calibrate import calibrate
 from commands.characterize import characterize
+from commands.evaluate import evaluate
 from commands.generate import generate
 from commands.refusal import INTERRUPTED, USAGE, Refusal
 from commands.serve import serve
@@ -24,6 +25,7 @@ app.command()(generate)
 app.command()(serve)
 app.command()(characterize)
 app.command()(calibrate)
+app.command()(evaluate)
 app.command()(listing.models)
 app.add_typer(policies.app, name="policies")
 app.add_typer(batch, name="batch")

@@ -83,6 +83,34 @@ def pareto(rows: Sequence[Mapping[str, Any]]) -> bytes:
     return png(figure)
 
 
+COSTS = {
+    "sample_nll_change": "dense NLL of samples, less dense's",
+    "scene_change": "scene score, less dense's",
+    "agreement": "tokens as in dense",
+    "lpips": "LPIPS-like distance to dense",
+}
+
+
+def cost(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """One panel per measure, one bar of uncertainty per cell."""
+    names = [name for name in COSTS if any(name in row for row in rows)]
+    figure = new(2.6 * len(names) + 1.5, 0.28 * len(rows) + 1.0)
+    for axis, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names,
+                          strict=True):  # fmt: skip
+        for i, row in enumerate(rows):
+            if name in row:
+                low, high = row[f"{name}_low"], row[f"{name}_high"]
+                axis.plot([low, high], [i, i], color=INK[0])
+                axis.plot([row[name]], [i], "o", color=INK[0], markersize=4)
+        if name.endswith("_change"):
+            axis.axvline(0, color="#999", linewidth=0.8)
+        axis.set_title(COSTS[name], fontsize=8)
+        axis.grid(axis="x", alpha=0.3)
+        axis.set_yticks(range(len(rows)), [row["cell"] for row in rows], fontsize=8)
+    figure.axes[0].invert_yaxis()
+    return png(figure)
+
+
 def heat(
     maps: "Tensor", titles: Sequence[str], columns: int, extent: Sequence[float] | None
 ) -> bytes:

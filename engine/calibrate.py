@@ -69,8 +69,10 @@ class Observer:
             return 1.0
         values = v.transpose(1, 2)
         if self.weigh == "value":
-            return values[:, :, None, prompt:].norm(dim=-1)
-        return torch.cdist(weights @ values, values[:, :, prompt:])
+            norms: Tensor = values[:, :, None, prompt:].norm(dim=-1)
+            return norms
+        away: Tensor = torch.cdist(weights @ values, values[:, :, prompt:])
+        return away
 
 
 def observe(

@@ -1,0 +1,211 @@
+"""Reads scenes of `mini`: which of the asked things are in a picture, how often, where, and on what.
+
+    bishop evaluate --suite judge --scorer benchmarks.scene_reader:judge --prompts SCENES ... -o out
+    python -m benchmarks.scene_reader        # how often it is right on real held-out scenes
+
+No net: the sprites that scenes are made of are known, so each asked concept is looked for in all of
+its styles, sizes and places on the token grid, by how much of a patch its sprite explains. It needs
+the sprite pack (training/cache, or $BISHOP_SPRITES).
+"""
+
+import json
+import os
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import interpolate, unfold
+
+from benchmarks.results_writer import ROOT
+from training.lexicon import COLORS
+from training.scenes import CANVAS, SIZES
+from training.sprites import SpritePack
+
+SCALE = 3
+"""Pictures are read at a third of their side; places are then multiples of 8 / 3 pixels, rounded
+by drawing the templates at whole sizes and stepping a pixel less than half a token."""
+SIDE = CANVAS // SCALE
+ENOUGH = 0.5
+"""Share of a patch's deviation from the background that a sprite must explain."""
+MARGIN = 12
+"""Pixels by which one centre must lie beyond the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One object. score: share explained. Places are centres in pixels of the picture."""
+
+    style: str
+    score: float
+    x: float
+    y: float
+    size: float
+
+
+class Reader:
+    """Looks for concepts in pictures."""
+
+    def __init__(self, pack: SpritePack) -> None:
+        self.pack = pack
+        self._sprites: dict[str, list[int]] = {}
+        for number, sprite in enumerate(pack.sprites):
+            self._sprites.setdefault(pack.concepts[sprite.concept], []).append(number)
+
+    def look(self, image: Float[Tensor, "3 h w"], concept: str) -> list[Seen]:
+        """The objects of a concept, surest first; none overlaps a surer one."""
+        small = interpolate(image[None], (SIDE, SIDE), mode="area")
+        background = _background(small)
+        found = [
+            seen
+            for number in self._sprites.get(concept, [])
+            for seen in self._of_sprite(small, background, number)
+        ]
+        return _apart(sorted(found, key=lambda s: -s.score))
+
+    def _of_sprite(self, small: Tensor, background: Tensor, number: int) -> list[Seen]:
+        style = self.pack.styles[self.pack.sprites[number].style]
+        rgba = torch.from_numpy(np.asarray(self.pack.image(number)).copy()).float() / 255
+        rgba = rgba.permute(2, 0, 1)[None]
+        return [s for size in SIZES for s in _at_size(small, background, rgba, size, style)]
+
+
+def _at_size(small: Tensor, background: Tensor, rgba: Tensor, size: int, style: str) -> list[Seen]:
+    side, step = round(size / SCALE), 2
+    template = interpolate(rgba, (side, side), mode="area")
+    alpha, color = template[:, 3:], template[:, :3]
+    patches = unfold(small, side, stride=step)[0].T.view(-1, 3, side, side)
+    behind = unfold(background, side, stride=step)[0].T.view(-1, 3, side, side)
+    drawn = color * alpha + behind * (1 - alpha)
+    missed = (patches - drawn).square().sum((1, 2, 3))
+    there = (patches - behind).square().sum((1, 2, 3))
+    wanted = (drawn - behind).square().sum((1, 2, 3))
+    score = 1 - missed / torch.maximum(there, 0.5 * wanted).clamp_min(1e-6)
+    columns = (SIDE - side) // step + 1
+    best = score.topk(min(8, len(score)))
+    return [
+        Seen(style, float(v), *_center(int(i), columns, side, step), float(size))
+        for v, i in zip(best.values, best.indices, strict=True)
+        if v > ENOUGH
+    ]
+
+
+def _center(place: int, columns: int, side: int, step: int) -> tuple[float, float]:
+    y, x = divmod(place, columns)
+    return SCALE * (x * step + side / 2), SCALE * (y * step + side / 2)
+
+
+def _background(small: Tensor) -> Tensor:
+    """Rows and columns of a scene's background are those of its edges: plain, striped and gradient
+    backgrounds follow from the left and top edge alone."""
+    left, right = small[..., :, :2].mean(-1), small[..., :, -2:].mean(-1)
+    top, bottom = small[..., :2, :].mean(-2), small[..., -2:, :].mean(-2)
+    rows, columns = (left + right) / 2, (top + bottom) / 2
+    by_row = rows[..., None].expand_as(small)
+    by_column = columns[..., None, :].expand_as(small)
+    vary = [x.std(-1).sum() for x in (rows, columns)]
+    return by_row if vary[0] >= vary[1] else by_column
+
+
+def _apart(found: Sequence[Seen]) -> list[Seen]:
+    kept: list[Seen] = []
+    for seen in found:
+        near = any(
+            max(abs(seen.x - k.x), abs(seen.y - k.y)) < 0.55 * (seen.size + k.size) / 2
+            for k in kept
+        )
+        if not near:
+            kept.append(seen)
+    return kept
+
+
+def score(
+    truth: Mapping[str, Any], image: Float[Tensor, "3 h w"], reader: Reader
+) -> dict[str, float]:
+    """Shares of what was asked: objects, counts, styles, places, background; `scene`: their mean;
+    `right`: all of it."""
+    seen = [reader.look(image, thing["concept"]) for thing in truth["objects"]]
+    pairs = list(zip(truth["objects"], seen, strict=True))
+    found = {
+        "objects": _mean(bool(s) for _, s in pairs),
+        "counts": _mean(len(s) == thing["count"] for thing, s in pairs),
+        "styles": _mean(bool(s) and s[0].style == thing["style"] for thing, s in pairs),
+        "background": float(_colored(image, truth["background"]["colors"])),
+    }
+    if truth["relation"] in ("left", "right", "above", "below"):
+        found["places"] = float(_stands(seen, truth["relation"]))
+    return found | {"scene": _mean(found.values()), "right": float(min(found.values()) == 1)}
+
+
+def _mean(values: Any) -> float:
+    listed = [float(v) for v in values]
+    return sum(listed) / len(listed)
+
+
+def _stands(seen: Sequence[Sequence[Seen]], relation: str) -> bool:
+    """The first thing to all others."""
+    if not all(seen):
+        return False
+    (x, y), *others = ((_mean(s.x for s in each), _mean(s.y for s in each)) for each in seen)
+    away = {"left": [u - x for u, _ in others], "right": [x - u for u, _ in others],
+            "above": [v - y for _, v in others], "below": [y - v for _, v in others]}  # fmt: skip
+    return min(away[relation]) > MARGIN
+
+
+def _colored(image: Float[Tensor, "3 h w"], colors: Sequence[str]) -> bool:
+    """Whether most of the picture's edge is nearest to one of the named colours; what lies between
+    the two of a gradient counts."""
+    edge = torch.cat([image[:, :4].flatten(1), image[:, -4:].flatten(1),
+                      image[:, :, :4].flatten(1), image[:, :, -4:].flatten(1)], 1)  # fmt: skip
+    table = torch.tensor([COLORS[name] for name in COLORS]).float() / 255
+    names = list(COLORS)
+    nearest = torch.cdist(edge.T, table).argmin(1)
+    own = torch.tensor([names.index(c) for c in colors])
+    blend = _from_line(edge.T, table[own]) < 0.08
+    return bool((torch.isin(nearest, own) | blend).float().mean() > 0.5)
+
+
+def _from_line(points: Float[Tensor, "n 3"], ends: Float[Tensor, "e 3"]) -> Float[Tensor, "n"]:
+    """Distance from the line between two colours, or from one."""
+    away = points - ends[0]
+    along = ends[-1] - ends[0]
+    share = (away @ along / along.square().sum().clamp_min(1e-9)).clamp(0, 1)
+    return (away - share[:, None] * along).norm(dim=1)
+
+
+def judge() -> Any:
+    """For `bishop evaluate --suite judge --scorer benchmarks.scene_reader:judge`."""
+    reader = Reader(SpritePack.load(Path(os.environ.get("BISHOP_SPRITES", "training/cache"))))
+
+    def scored(facts: Mapping[str, Any], pixels: Any) -> dict[str, float]:
+        image = torch.from_numpy(np.asarray(pixels).copy()).permute(2, 0, 1).float() / 255
+        return score(facts["truth"], image, reader)
+
+    return scored
+
+
+def main() -> None:
+    """On real held-out scenes, with their own captions and with those of other scenes."""
+    from benchmarks.scenes import told, truth
+    from training.compose import build_atlas, compose_batch, sprites_used
+    from training.scenes import SceneSampler, draw_scenes, to_arrays
+
+    count, seed = 32, 8802
+    pack = SpritePack.load(ROOT / "training" / "cache")
+    scenes = [s for s in draw_scenes(pack, 4 * count, seed) if told(s, pack)][:count]
+    arrays = to_arrays(scenes, SceneSampler(pack, random.Random(seed)).tokenizer)
+    images = compose_batch(build_atlas(pack, torch.device("cpu"), sprites_used(arrays)), arrays)
+    reader, truths = Reader(pack), [truth(s, pack) for s in scenes]
+    for name, shift in (("own caption", 0), ("another caption", 1)):
+        rows = [score(truths[(i + shift) % count], image, reader) for i, image in enumerate(images)]
+        names = sorted({n for row in rows for n in row})
+        print(name, json.dumps({n: _mean(r[n] for r in rows if n in r) for n in names}))
+
+
+if __name__ == "__main__":
+    main()
