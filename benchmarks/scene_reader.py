@@ -1,4 +1,4 @@
-"""Reads scenes of `mini`: which of the asked things are in a picture, how often, where, and on what.
+"""Reads scenes of `mini`: which of the asked things a picture shows, how often, where, on what.
 
     bishop evaluate --suite judge --scorer benchmarks.scene_reader:judge --prompts SCENES ... -o out
     python -m benchmarks.scene_reader        # how often it is right on real held-out scenes
@@ -189,8 +189,23 @@ def judge() -> Any:
     return scored
 
 
+def _tokenized(images: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n 3 h w"]:
+    """What `mini` could draw at best."""
+    from engine.models.mini import Mini
+    from engine.models.options import LoadOptions
+    from engine.models.presets import load_model
+
+    model = load_model("mini", LoadOptions())
+    assert isinstance(model, Mini)
+    with torch.inference_mode():
+        tokens = torch.cat([model.pixels.encode(part) for part in images.split(8)])
+        pixels = torch.cat([model.decode_pixels(part, model.grid) for part in tokens.split(8)])
+    return pixels.permute(0, 3, 1, 2).float() / 255
+
+
 def main() -> None:
     """On real held-out scenes, with their own captions and with those of other scenes."""
+    from benchmarks.results_writer import RESULTS, results, write
     from benchmarks.scenes import told, truth
     from training.compose import build_atlas, compose_batch, sprites_used
     from training.scenes import SceneSampler, draw_scenes, to_arrays
@@ -200,11 +215,19 @@ def main() -> None:
     scenes = [s for s in draw_scenes(pack, 4 * count, seed) if told(s, pack)][:count]
     arrays = to_arrays(scenes, SceneSampler(pack, random.Random(seed)).tokenizer)
     images = compose_batch(build_atlas(pack, torch.device("cpu"), sprites_used(arrays)), arrays)
-    reader, truths = Reader(pack), [truth(s, pack) for s in scenes]
-    for name, shift in (("own caption", 0), ("another caption", 1)):
-        rows = [score(truths[(i + shift) % count], image, reader) for i, image in enumerate(images)]
-        names = sorted({n for row in rows for n in row})
-        print(name, json.dumps({n: _mean(r[n] for r in rows if n in r) for n in names}))
+    reader, truths, rows = Reader(pack), [truth(s, pack) for s in scenes], []
+    for name, shift, shown in (
+        ("its own caption", 0, images),
+        ("its own caption, through the image tokenizer", 0, _tokenized(images)),
+        ("that of another scene", 1, images),
+    ):
+        each = [score(truths[(i + shift) % count], image, reader) for i, image in enumerate(shown)]
+        names = sorted({n for found in each for n in found})
+        means = {n: round(_mean(f[n] for f in each if n in f), 4) for n in names}
+        rows.append({"read_with": name, "scenes": count, **means})
+        print(json.dumps(rows[-1]), flush=True)
+    file = "scene-reader.json"
+    write(RESULTS / file, results(file, rows, command="python -m benchmarks.scene_reader"))
 
 
 if __name__ == "__main__":

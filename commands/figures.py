@@ -19,7 +19,7 @@ def new(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), dpi=80, layout="constrained")
 
 
-def png(figure: "Figure") -> bytes:
+def png(figure: "Figure", colors: int = 96) -> bytes:
     """The figure with few colours, which makes it a third as large."""
     from PIL import Image
 
@@ -27,7 +27,7 @@ def png(figure: "Figure") -> bytes:
     figure.savefig(raw, format="png")
     raw.seek(0)
     picture = Image.open(raw).convert("RGB")
-    picture.quantize(96, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    picture.quantize(colors, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
     return small.getvalue()
 
 
@@ -111,22 +111,29 @@ def cost(rows: Sequence[Mapping[str, Any]]) -> bytes:
     return png(figure)
 
 
-def heat(
-    maps: "Tensor", titles: Sequence[str], columns: int, extent: Sequence[float] | None
-) -> bytes:
+def heat(maps: "Tensor", titles: Sequence[str], columns: int) -> bytes:
     """Small maps side by side, each on its own logarithmic scale (its highest value is darkest)."""
     import numpy as np
 
     rows = -(-len(maps) // columns)
-    figure = new(1.35 * columns, 1.3 * rows if extent is None else 0.95 * rows)
+    figure = new(1.35 * columns, 0.95 * rows)
     axes = figure.subplots(rows, columns, squeeze=False)
     for i, axis in enumerate(axes.flat):
         axis.set_axis_off()
         if i < len(maps):
             shown = _logarithmic(maps[i].numpy(), np)
-            axis.imshow(shown, cmap="Blues", vmin=0, vmax=1, aspect="auto", extent=extent)
+            axis.imshow(
+                shown, cmap=_steps(), vmin=0, vmax=1, aspect="auto", interpolation="nearest"
+            )
             axis.set_title(titles[i], fontsize=6, pad=1)
-    return png(figure)
+    return png(figure, 16)
+
+
+def _steps() -> Any:
+    """Eight blues: more make the file large and show no more."""
+    from matplotlib import colormaps
+
+    return colormaps["Blues"].resampled(8)
 
 
 def _logarithmic(values: "np.ndarray[Any, Any]", np: Any) -> Any:

@@ -101,7 +101,7 @@ def _queries(_facts: Facts, layers: Sequence["LayerCharacter"]) -> bytes:
 def _heads(maps: "Tensor", layers: Sequence["LayerCharacter"]) -> bytes:
     heads = layers[0].regions.heads
     titles = [f"{i // heads}:{i % heads}" for i in range(len(maps))]
-    return figures.heat(maps, titles, min(heads, 12), None)
+    return figures.heat(maps, titles, min(heads, 12))
 
 
 PLOTS = {

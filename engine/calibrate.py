@@ -35,7 +35,9 @@ SPARSITIES = (0.8, 0.9, 0.95)
 
 Weigh = Literal["mass", "value", "output"]
 """How a key is worth its place: by its attention weight a; by a |v|; or by a |v - o|, how far the
-head's output o moves, to first order, when the key is left out."""
+head's output o moves, to first order, when the key is left out. Summed over the keys of a picture
+all three are the head's attention mass: how heads share the budget is decided by mass alone, since
+the scales of values of different heads mean nothing beside each other."""
 
 
 class Observer:
@@ -58,7 +60,9 @@ class Observer:
             * q.shape[-1] ** -0.5
         )
         weights = score.masked_fill(~mask[..., prompt:, :], -torch.inf).softmax(-1)
-        worth = weights[..., prompt:] * self._worth(weights, v.repeat_interleave(group, 2), prompt)
+        visual = weights[..., prompt:]
+        worth = visual * self._worth(weights, v.repeat_interleave(group, 2), prompt)
+        worth = worth * (visual.sum((2, 3), True) / worth.sum((2, 3), True).clamp_min(1e-30))
         visual = worth.unflatten(1, (-1, group)).sum(2)
         self.layers[layer].add(k[:, prompt:], visual, self.cos, self.sin)
         return masked_attention(q, k, v, mask)

@@ -92,14 +92,15 @@ def test_bounds_are_kept(engine: Engine, pictures: Pictures, tmp_path: Path) -> 
 
 
 def test_output_error_against_its_definition(engine: Engine, pictures: Pictures) -> None:
-    """Removing a key moves a head's output by a / (1 - a) (o - v): to first order a |v - o|."""
+    """Removing a key moves the output by a / (1 - a) (o - v): to first order a |v - o|. What a head
+    has in all is its attention mass."""
     model, grid = engine.model, engine.model.grid
     part = pictures[:1]
     wanted: list[Tensor] = []
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, prompt: int) -> Tensor:
         n = q.shape[1] - prompt
-        out = torch.zeros(q.shape[2], n, n)
+        out, mass = torch.zeros(q.shape[2], n, n), torch.zeros(q.shape[2])
         for h in range(q.shape[2]):
             for t in range(n):
                 at = prompt + t
@@ -107,7 +108,8 @@ def test_output_error_against_its_definition(engine: Engine, pictures: Pictures)
                 o = a @ v[0, : at + 1, h]
                 for j in range(t + 1):
                     out[h, t, j] = a[prompt + j] * (v[0, prompt + j, h] - o).norm()
-        wanted.append(out)
+                    mass[h] += a[prompt + j]
+        wanted.append(out * (mass / out.sum((1, 2)))[:, None, None])
         mask = whole_mask(torch.ones(1, 1, n, n).tril().bool(), prompt)
         return masked_attention(q, k, v, mask)
 
