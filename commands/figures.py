@@ -43,7 +43,8 @@ def stacked(names: Sequence[Any], parts: Mapping[str, Sequence[float]], x: str, 
     axis.set_xlabel(x)
     axis.set_ylabel(y)
     axis.legend(loc="upper left", fontsize=8, ncols=len(parts))
-    axis.set_ylim(0, 1.25 * max(low))
+    axis.set_ylim(0, 1.2 * max(low))
+    axis.set_yticks([tick for tick in axis.get_yticks() if tick <= max(low) + 1e-6])
     return png(figure)
 
 

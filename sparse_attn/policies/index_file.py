@@ -57,7 +57,7 @@ class IndexFile:
         except (OSError, SafetensorError) as error:
             raise IndexFileError(
                 f"cannot read the index file {path}: {error}; make one with "
-                "`python -m engine.calibrate`"
+                "`bishop calibrate --kind indexed`"
             ) from error
         file_ = cls(head["model"], Grid(**json.loads(head["grid"])), **tensors)
         file_._check_shapes(path)
