@@ -43,13 +43,19 @@ the scales of values of different heads mean nothing beside each other."""
 class Observer:
     """Dense attention that gathers statistics on its way."""
 
-    def __init__(self, model: VisualModel, grid: Grid, prompt: int, weigh: Weigh = "mass") -> None:
-        shape, positions = model.shape, torch.arange(grid.tokens - 1)
+    def __init__(self, model: VisualModel, grid: Grid, weigh: Weigh = "mass") -> None:
         self.weigh = weigh
-        self.layers = [LayerStatistics() for _ in range(shape.layers)]
-        self.cos, self.sin = model.rotary_visual(
-            positions, torch.full_like(positions, prompt), grid
-        )
+        self.layers = [LayerStatistics() for _ in range(model.shape.layers)]
+        self._model, self._grid = model, grid
+        self._angles: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def _rotary(self, prompt: int) -> tuple[Tensor, Tensor]:
+        """Angles of the visual positions behind a prompt of that length."""
+        if prompt not in self._angles:
+            at = torch.arange(self._grid.tokens - 1)
+            behind = torch.full_like(at, prompt)
+            self._angles[prompt] = self._model.rotary_visual(at, behind, self._grid)
+        return self._angles[prompt]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, prompt: int) -> Tensor:
         n = q.shape[1] - prompt
@@ -64,7 +70,7 @@ class Observer:
         worth = visual * self._worth(weights, v.repeat_interleave(group, 2), prompt)
         worth = worth * (visual.sum((2, 3), True) / worth.sum((2, 3), True).clamp_min(1e-30))
         visual = worth.unflatten(1, (-1, group)).sum(2)
-        self.layers[layer].add(k[:, prompt:], visual, self.cos, self.sin)
+        self.layers[layer].add(k[:, prompt:], visual, *self._rotary(prompt))
         return masked_attention(q, k, v, mask)
 
     def _worth(self, weights: Tensor, v: Tensor, prompt: int) -> Tensor | float:
@@ -88,7 +94,7 @@ def observe(
     told: Callable[[int, int], None] = lambda *_: None,
 ) -> list[LayerStatistics]:
     """Statistics of every layer over the pictures. `told(pictures done, pictures in all)`."""
-    observer, done = Observer(model, grid, pictures.prompts.shape[1], weigh), 0
+    observer, done = Observer(model, grid, weigh), 0
     for part in pictures.split(batch):
         token_loss(model, grid, part, observer)
         done += len(part)

@@ -4,8 +4,9 @@ Only the conditional sequence of an image is looked at. Pictures are drawn in ba
 step, so that one row of attention per layer and step is all there is at a time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -47,8 +48,8 @@ class Watcher:
         t, prompt = int(batch.positions[0]), int(batch.prompts[0])
         if (batch.positions[:count] != t).any() or (batch.prompts[:count] != prompt).any():
             raise ValueError(
-                "pictures are watched in step: their prompts must have one length, and all must "
-                "fit into the cache together; lower --batch or raise --cache-mib"
+                "pictures are watched in step, so all of a batch must fit into the cache together; "
+                "lower --batch or raise --cache-mib"
             )
         weights = self._weights(q[:count], cache, batch, prompt, t)
         rows = Rows(t, weights[..., :prompt], weights[..., prompt:])
@@ -90,18 +91,31 @@ def characterize(engine: Engine, study: Study, told: Told = lambda *_: None) -> 
 
     Raises ValueError if the pictures of a batch do not march in step, RuntimeError if one fails.
     """
-    watcher = Watcher(engine)
+    watcher, first = Watcher(engine), 0
     engine.runner.watch = watcher
     try:
-        for first in range(0, len(study.pictures), study.batch):
-            _draw(engine, study, watcher, first, told)
+        for pairs in _batches(engine, study):
+            _draw(engine, study, watcher, pairs, lambda i, *n, first=first: told(first + i, *n))
+            first += len(pairs)
     finally:
         engine.runner.watch = None
     return watcher
 
 
-def _draw(engine: Engine, study: Study, watcher: Watcher, first: int, told: Told) -> None:
-    pairs = study.pictures[first : first + study.batch]
+Pairs = Sequence[tuple[int, int]]
+
+
+def _batches(engine: Engine, study: Study) -> Iterator[Pairs]:
+    """Pictures whose prompts have one length, `study.batch` at a time."""
+    model = engine.model
+    lengths = [len(model.encode_prompt(text, model.grid)) for text in study.prompts]
+    by_length = sorted(study.pictures, key=lambda pair: lengths[pair[0]])
+    for _, group in groupby(by_length, key=lambda pair: lengths[pair[0]]):
+        pairs = list(group)
+        yield from (pairs[i : i + study.batch] for i in range(0, len(pairs), study.batch))
+
+
+def _draw(engine: Engine, study: Study, watcher: Watcher, pairs: Pairs, told: Told) -> None:
     watcher.labels = Labels([p % 2 for p, _ in pairs], [s % 2 for _, s in pairs])
 
     def listen(event: Event) -> None:
@@ -117,7 +131,7 @@ def _draw(engine: Engine, study: Study, watcher: Watcher, first: int, told: Told
     while engine.step():
         step += 1
         for i in range(len(pairs)):
-            told(first + i, min(step, total), total)
+            told(i, min(step, total), total)
 
 
 def facts(watcher: Watcher, engine: Engine, study: Study) -> dict[str, Any]:

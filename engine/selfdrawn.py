@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.engine import Engine
 from engine.events import Event, Failed, Finished, Progress
-from engine.teacher import Pictures, encode_prompts
+from engine.teacher import Pictures
 from scheduler.request import ImageRequest, PolicyChoice, Sampling
 
 CHUNK = 8
@@ -46,17 +46,16 @@ def draw_pictures(
 ) -> Pictures:
     """Draw what `folder` does not hold yet, and return all of it.
 
-    Raises RuntimeError if the model fails on a picture, ValueError if prompts differ in length or
-    the folder holds something else.
+    Raises RuntimeError if the model fails on a picture, ValueError for a prompt it cannot take.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    grid = engine.model.grid
+    prompts = {text: engine.model.encode_prompt(text, grid) for text in order.prompts}
     tokens = [
         _chunk(engine, order, range(first, min(first + CHUNK, order.count)), folder, told)
         for first in range(0, order.count, CHUNK)
     ]
-    captions = [order.prompt(i) for i in range(order.count)]
-    prompts = encode_prompts(engine.model, captions, engine.model.grid)
-    return Pictures(prompts, torch.cat(tokens))
+    return Pictures.of([prompts[order.prompt(i)] for i in range(order.count)], torch.cat(tokens))
 
 
 def _chunk(engine: Engine, order: Order, numbers: range, folder: Path, told: Told) -> Tensor:

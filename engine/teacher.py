@@ -20,16 +20,28 @@ from sparse_attn.teacher import read_sets
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Finished pictures. prompts: [B, P] prompt tokens, all of one length. tokens: [B, N]."""
+    """Finished pictures. prompts: [B, P] prompt tokens, padded at the end. tokens: [B, N].
+    lengths: [B], prompt tokens of each; None where all have P."""
 
     prompts: Int64[Tensor, "B P"]
     tokens: Int64[Tensor, "B N"]
+    lengths: Int64[Tensor, "B"] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __getitem__(self, part: slice) -> "Pictures":
-        return Pictures(self.prompts[part], self.tokens[part])
+        lengths = None if self.lengths is None else self.lengths[part]
+        return Pictures(self.prompts[part], self.tokens[part], lengths)
+
+    @classmethod
+    def of(cls, prompts: Sequence[Sequence[int]], tokens: Int64[Tensor, "B N"]) -> "Pictures":
+        """Of prompts of any lengths."""
+        lengths = torch.tensor([len(p) for p in prompts])
+        padded = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
+        for row, prompt in zip(padded, prompts, strict=True):
+            row[: len(prompt)] = torch.tensor(prompt)
+        return cls(padded, tokens, None if (lengths == lengths[0]).all() else lengths)
 
     @classmethod
     def load(cls, path: Path) -> "Pictures":
@@ -38,17 +50,28 @@ class Pictures:
             tensors = load_file(path)
         except (OSError, SafetensorError) as error:
             raise ValueError(f"cannot read the pictures in {path}: {error}") from error
-        if set(tensors) != {"prompts", "tokens"}:
+        if set(tensors) - {"lengths"} != {"prompts", "tokens"}:
             raise ValueError(f"{path} holds {sorted(tensors)}, not prompts and tokens")
-        return cls(tensors["prompts"].long(), tensors["tokens"].long())
+        return cls(**{name: tensor.long() for name, tensor in tensors.items()})
 
     def save(self, path: Path) -> None:
         tensors = {"prompts": self.prompts.int(), "tokens": self.tokens.int()}
+        if self.lengths is not None:
+            tensors["lengths"] = self.lengths.int()
         save_file(tensors, path)
 
     def split(self, size: int) -> list["Pictures"]:
-        parts = zip(torch.split(self.prompts, size), torch.split(self.tokens, size), strict=True)
-        return [Pictures(p, t) for p, t in parts]
+        """Parts of at most `size` neighbours whose prompts have one length, in order."""
+        if self.lengths is None:
+            parts = zip(self.prompts.split(size), self.tokens.split(size), strict=True)
+            return [Pictures(p, t) for p, t in parts]
+        lengths, parts_, start = self.lengths.tolist(), list[Pictures](), 0
+        for end in range(1, len(self) + 1):
+            if end == len(self) or end - start == size or lengths[end] != lengths[start]:
+                prompts = self.prompts[start:end, : lengths[start]]
+                parts_.append(Pictures(prompts, self.tokens[start:end]))
+                start = end
+        return parts_
 
 
 class Attend(Protocol):
