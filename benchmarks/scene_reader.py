@@ -59,38 +59,41 @@ class Reader:
 
     def look(self, image: Float[Tensor, "3 h w"], concept: str) -> list[Seen]:
         """The objects of a concept, surest first; none overlaps a surer one."""
+        numbers = self._sprites.get(concept, [])
+        if not numbers:
+            return []
         small = interpolate(image[None], (SIDE, SIDE), mode="area")
-        background = _background(small)
-        found = [
-            seen
-            for number in self._sprites.get(concept, [])
-            for seen in self._of_sprite(small, background, number)
-        ]
+        background, sprites = _background(small), self._rgba(numbers)
+        styles = [self.pack.styles[self.pack.sprites[n].style] for n in numbers]
+        found = [s for size in SIZES for s in _at_size(small, background, sprites, size, styles)]
         return _apart(sorted(found, key=lambda s: -s.score))
 
-    def _of_sprite(self, small: Tensor, background: Tensor, number: int) -> list[Seen]:
-        style = self.pack.styles[self.pack.sprites[number].style]
-        rgba = torch.from_numpy(np.asarray(self.pack.image(number)).copy()).float() / 255
-        rgba = rgba.permute(2, 0, 1)[None]
-        return [s for size in SIZES for s in _at_size(small, background, rgba, size, style)]
+    def _rgba(self, numbers: Sequence[int]) -> Float[Tensor, "s 4 h w"]:
+        pictures = [np.asarray(self.pack.image(n)).copy() for n in numbers]
+        return torch.from_numpy(np.stack(pictures)).float().permute(0, 3, 1, 2) / 255
 
 
-def _at_size(small: Tensor, background: Tensor, rgba: Tensor, size: int, style: str) -> list[Seen]:
+def _at_size(
+    small: Tensor, background: Tensor, sprites: Tensor, size: int, styles: Sequence[str]
+) -> list[Seen]:
+    """All sprites at all places: what drawing one on the background would miss of the patch, by
+    the binomial formula, since a patch less its background is the same for all of them."""
     side, step = round(size / SCALE), 2
-    template = interpolate(rgba, (side, side), mode="area")
-    alpha, color = template[:, 3:], template[:, :3]
-    patches = unfold(small, side, stride=step)[0].T.view(-1, 3, side, side)
-    behind = unfold(background, side, stride=step)[0].T.view(-1, 3, side, side)
-    drawn = color * alpha + behind * (1 - alpha)
-    missed = (patches - drawn).square().sum((1, 2, 3))
-    there = (patches - behind).square().sum((1, 2, 3))
-    wanted = (drawn - behind).square().sum((1, 2, 3))
-    score = 1 - missed / torch.maximum(there, 0.5 * wanted).clamp_min(1e-6)
+    template = interpolate(sprites, (side, side), mode="area")
+    alpha = template[:, 3:].expand(-1, 3, -1, -1).flatten(1).T
+    color = alpha * template[:, :3].flatten(1).T
+    behind = unfold(background, side, stride=step)[0].T
+    change = unfold(small, side, stride=step)[0].T - behind
+    there = change.square().sum(1, keepdim=True)
+    agrees = change @ color - (change * behind) @ alpha
+    wanted = color.square().sum(0) - 2 * behind @ (alpha * color) + behind.square() @ alpha.square()
+    score = 1 - (there - 2 * agrees + wanted) / torch.maximum(there, 0.5 * wanted).clamp_min(1e-6)
     columns = (SIDE - side) // step + 1
-    best = score.topk(min(8, len(score)))
+    best = score.topk(min(8, len(score)), 0)
     return [
         Seen(style, float(v), *_center(int(i), columns, side, step), float(size))
-        for v, i in zip(best.values, best.indices, strict=True)
+        for style, values, places in zip(styles, best.values.T, best.indices.T, strict=True)
+        for v, i in zip(values, places, strict=True)
         if v > ENOUGH
     ]
 

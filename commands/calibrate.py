@@ -37,7 +37,7 @@ def calibrate(
     weigh: Annotated[
         Literal["mass", "value", "output"],
         typer.Option(help="What a key is worth: attention, times |v|, or times |v - o|."),
-    ] = "output",
+    ] = "value",
     dims: Annotated[int, typer.Option(help="Directions of an index: 8 (4 bytes) or 16.")] = 8,
     count: Annotated[int, typer.Option(min=2, help="Pictures drawn.")] = 32,
     held_out: Annotated[int, typer.Option(min=1, help="Of these, pictures that only check.")] = 8,

@@ -24,7 +24,7 @@ def evaluate(
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder; run again to go on.")],
     policies: Annotated[
-        str, typer.Option(help="Comma-separated: indexed, diagonal+sink4, stencil@FILE, ...")
+        str, typer.Option(help="Comma-separated: indexed:0.95, diagonal+sink4, stencil@FILE, ...")
     ] = "dense,window,streaming,diagonal,diagonal+sink4,stencil,lines,indexed",
     kv: Annotated[str, typer.Option(help="KV formats, comma-separated.")] = "bf16",
     sparsity: Annotated[str, typer.Option(help="Comma-separated.")] = "0.9,0.95",

@@ -89,12 +89,14 @@ class Tools:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """The pictures of a cell and what is known of each. scores: name -> one value a picture."""
+    """The pictures of a cell and what is known of each. scores: name -> one value a picture.
+    distances: to the dense picture of the same prompt, where a distance is installed."""
 
     pictures: Pictures
     images: Float[Tensor, "b 3 h w"]
     scores: dict[str, list[float]]
     features: Floats | None
+    distances: list[float]
 
 
 class Evaluation:
@@ -106,6 +108,7 @@ class Evaluation:
         self.plan, self.tools, self.told = plan, tools, told
         self._open, self._engines = open_engine, dict[str, Engine]()
         self.model = self.engine("bf16").model
+        self._reference: Tensor | None = None
         self.dense = self.drawn(Cell())
         self.other = self.drawn(Cell(label="dense-other-seeds"), OTHER_SEEDS)
         self._comparison: Comparison | None = None
@@ -163,7 +166,7 @@ class Evaluation:
             found |= self._three(name, values) | self._three(f"{name}_change", change)
         found |= self._three("agreement", self._agreement(drawn))
         if self.tools.distance is not None:
-            found |= self._three("lpips", self._distances(drawn))
+            found |= self._three("lpips", drawn.distances)
         return found | self._tasks(drawn) | self._frechet(drawn)
 
     def _tasks(self, drawn: Drawn) -> dict[str, float]:
@@ -175,7 +178,9 @@ class Evaluation:
         return {"geneval_overall": summary(zip(tags, scores, strict=True))["overall"]}
 
     def _three(self, name: str, values: Any) -> dict[str, float]:
-        found = interval(values, self.plan.clusters)
+        """Pictures without the value (nothing was asked) do not count."""
+        known = [i for i, v in enumerate(values) if not np.isnan(v)]
+        found = interval([values[i] for i in known], [self.plan.clusters[i] for i in known])
         return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
 
     def _agreement(self, drawn: Drawn) -> list[float]:
@@ -183,11 +188,6 @@ class Evaluation:
         free = ~forced_tokens(self.model, self.model.grid)
         same = drawn.pictures.tokens == self.dense.pictures.tokens
         return [float(x) for x in same[:, free].double().mean(1)]
-
-    def _distances(self, drawn: Drawn) -> list[float]:
-        assert self.tools.distance is not None
-        pairs = zip(drawn.images.split(4), self.dense.images.split(4), strict=True)
-        return [float(x) for a, b in pairs for x in self.tools.distance(a, b)]
 
     def _frechet(self, drawn: Drawn) -> dict[str, float]:
         """Distance to dense pictures from other seeds, less the distance dense pictures have."""
@@ -219,8 +219,32 @@ class Evaluation:
         _remember(folder, order)
         pictures = draw_pictures(engine, order, folder, told)
         images = _images(engine, pictures)
-        features = self.tools.features(images) if self.tools.features else None
-        return Drawn(pictures, images, self._scores(folder, pictures, images), features)
+        scores = self._scores(folder, pictures, images)
+        features = self._features(folder, images)
+        return Drawn(pictures, images, scores, features, self._distances(folder, images))
+
+    def _features(self, folder: Path, images: Tensor) -> Floats | None:
+        if self.tools.features is None:
+            return None
+        path = folder / "features.npy"
+        kept = np.load(path) if path.is_file() else None
+        if kept is None or len(kept) != len(images):
+            kept = self.tools.features(images)
+            np.save(path, kept)
+        return np.asarray(kept, dtype=np.float64)
+
+    def _distances(self, folder: Path, images: Tensor) -> list[float]:
+        """Dense pictures are the first that are drawn; they have none of their own."""
+        if self.tools.distance is None:
+            return []
+        self._reference = images if self._reference is None else self._reference
+        path = folder / "distances.json"
+        kept: list[float] = json.loads(path.read_text()) if path.is_file() else []
+        if len(kept) != len(images):
+            pairs = zip(images.split(4), self._reference.split(4), strict=True)
+            kept = [float(x) for a, b in pairs for x in self.tools.distance(a, b)]
+            path.write_text(json.dumps(kept))
+        return kept
 
     def _scores(self, folder: Path, pictures: Pictures, images: Tensor) -> dict[str, list[float]]:
         """Kept beside the pictures: dense likelihoods of many pictures take long."""
@@ -276,17 +300,23 @@ def _remember(folder: Path, order: Order) -> None:
 def cells(
     policies: Sequence[str], sparsities: Sequence[float], formats: Sequence[str]
 ) -> list[Cell]:
-    """Of words such as "window", "diagonal+sink4", "stencil@FILE"; dense once per format.
+    """Of words such as "window", "diagonal+sink4", "stencil@FILE"; "window:0.8" has a sparsity of
+    its own. Dense once per format.
 
     Raises ValueError for a word that cannot be read.
     """
-    parsed = [(word, *parse_policy(word)) for word in policies]
     return [
-        Cell(name, sparsity, format, options, _label(word))
-        for format in formats
-        for word, name, options in parsed
-        for sparsity in ((0.0,) if name == "dense" else sparsities)
+        cell for format in formats for word in policies for cell in _of(word, sparsities, format)
     ]
+
+
+def _of(word: str, sparsities: Sequence[float], format: str) -> list[Cell]:
+    word, colon, own = word.partition(":")
+    name, options = parse_policy(word)
+    if colon:
+        sparsities = [float(own)]
+    chosen = [0.0] if name == "dense" else sparsities
+    return [Cell(name, sparsity, format, options, _label(word)) for sparsity in chosen]
 
 
 def _label(word: str) -> str:

@@ -34,7 +34,7 @@ class Fit:
     sparsities: tuple[float, ...]
     rows: int | None = None
     resident: float | None = None
-    weigh: Weigh = "output"
+    weigh: Weigh = "value"
     dims: int = 8
     held_out: int = 8
 

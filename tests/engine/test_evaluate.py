@@ -78,6 +78,7 @@ def test_cells() -> None:
     names = [cell.name for cell in found]
     assert len(names) == len(set(names)) == 2 * (1 + 2 * 2)
     assert "diagonal+sink4-0.9-int8" in names and "stencil-y-0.8-bf16" in names
+    assert [c.sparsity for c in cells(["window:0.7", "lines"], [0.9], ["bf16"])] == [0.7, 0.9]
     assert parse_policy("diagonal+sink4") == ("diagonal", {"sink": 4})
     with pytest.raises(ValueError, match="cannot read the policy"):
         parse_policy("diagonal+4")
