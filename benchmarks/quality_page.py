@@ -157,7 +157,7 @@ def keep_plot(source: Path, name: str) -> None:
         with Image.open(source) as picture:
             small = picture.convert("RGB")
         small = small.resize((small.width * 2 // 3, small.height * 2 // 3), Image.Resampling.BOX)
-        small.quantize(32, dither=Image.Dither.NONE).save(target, optimize=True)
+        small.quantize(16, dither=Image.Dither.NONE).save(target, optimize=True)
     if target.stat().st_size > LARGEST:
         raise SystemExit(f"{target} has {target.stat().st_size} bytes, more than {LARGEST}")
 
