@@ -128,14 +128,19 @@ def judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def calibrate(folder: Path) -> None:
     """calibrate-mini.json and the Pareto plot, of every FILE.check.json in a folder."""
-    rows: list[Row] = []
+    rows, command = list[Row](), ""
     for path in sorted(folder.glob("*.check.json")):
         checked = json.loads(path.read_text(encoding="utf-8"))
         file = path.name.removesuffix(".check.json")
-        own = {"file": file, "weigh": checked["key"]["fit"]["weigh"]}
+        fit = checked["key"]["fit"]
+        own = {"file": file, "weigh": fit["weigh"]}
+        said = " ".join(f"--sparsity {s:g}" for s in fit["sparsities"])
+        command = (
+            f"bishop calibrate --model mini --pictures FILE {said} --held-out {fit['held_out']}"
+        )
         rows += [rounded(own | row) for row in checked["rows"] if "loss" in row]
         keep_plot(folder / f"{file}.png", f"calibrate-{file}.png")
-    save("calibrate-mini.json", rows, "bishop calibrate --model mini --pictures ...")
+    save("calibrate-mini.json", rows, command)
 
 
 def rounded(row: Mapping[str, Any]) -> Row:
