@@ -5,9 +5,12 @@ from collections.abc import Sequence
 
 import typer
 
-from commands import listing
+from commands import listing, policies
 from commands.batch import batch
 from commands.bench import bench
+from commands.calibrate import calibrate
+from commands.characterize import characterize
+from commands.evaluate import evaluate
 from commands.generate import generate
 from commands.refusal import INTERRUPTED, USAGE, Refusal
 from commands.replicas import replicas
@@ -21,8 +24,11 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(serve)
+app.command()(characterize)
+app.command()(calibrate)
+app.command()(evaluate)
 app.command()(listing.models)
-app.command()(listing.policies)
+app.add_typer(policies.app, name="policies")
 app.add_typer(batch, name="batch")
 app.add_typer(bench, name="bench")
 app.add_typer(replicas, name="replicas")

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality import shares
 from benchmarks.results_writer import RESULTS, ROOT, results, write
 from engine.models.options import LoadOptions
 from engine.models.presets import load_model
 from engine.policy_files import index_path, policy_of, stencil_path
+from engine.shares import shares
 from sparse_attn.format import FORMATS
 from sparse_attn.layout import CacheLayout
 from sparse_attn.policy import ReadPolicy

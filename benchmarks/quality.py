@@ -23,11 +23,11 @@ from engine.models.base import VisualModel
 from engine.models.options import LoadOptions
 from engine.models.presets import load_model
 from engine.policy_files import FOLDER, index_path, stencil_path
+from engine.shares import shares
 from engine.teacher import Pictures, policy_loss
 from sparse_attn import policies
 from sparse_attn.budget import read_budget
 from sparse_attn.format import FORMATS
-from sparse_attn.layout import CacheLayout
 from sparse_attn.policy import Heads, ReadPolicy
 
 SPARSITIES = (0.9, 0.95, 0.8)
@@ -142,20 +142,6 @@ class Quality:
     def _loss(self, case: Case) -> tuple[Tensor, float]:
         format = None if case.format == "bf16" else FORMATS[case.format]
         return policy_loss(self.model, self.pictures, self._policy(case), format)
-
-
-def shares(policy: ReadPolicy, format: str, head_dim: int) -> dict[str, float]:
-    """Bytes read over an image and bytes stored at its end, as shares of dense bf16."""
-    entry = FORMATS[format].entry_bytes(head_dim)
-    plain, grid = FORMATS["bf16"].entry_bytes(head_dim), policy.grid
-    steps = range(grid.tokens - 1)
-    read = sum(policy.read_total(t) * entry + policy.extra_read_bytes(t, entry) for t in steps)
-    pairs = policy.heads.layers * policy.heads.kv_heads
-    stored = CacheLayout.of(policy, 0, head_dim, FORMATS[format]).visual_bytes
-    return {
-        "read_share": read / (plain * pairs * sum(t + 1 for t in steps)),
-        "resident_share": stored / (plain * pairs * grid.tokens),
-    }
 
 
 def _named(options: Options) -> Options:

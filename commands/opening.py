@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from commands.options import EngineFlags
 from commands.refusal import Refusal
 from engine.config import EngineConfig
+from engine.engine import Engine
 from engine.offload.config import OffloadConfig
 from engine.offload.placement import Placement, Share
 from engine.service import EngineService
@@ -18,6 +19,14 @@ def open_service(flags: EngineFlags, policy: PolicyChoice | None = None) -> Imag
     """A loaded engine that is not started yet. Raises Refusal with the reason there is none."""
     try:
         return EngineService(engine_config(flags, policy))
+    except (ValueError, RuntimeError, MemoryError, OSError) as error:
+        raise Refusal(str(error)) from error
+
+
+def open_engine(flags: EngineFlags) -> Engine:
+    """An engine without a thread, for commands that look inside. Raises Refusal."""
+    try:
+        return Engine(engine_config(flags))
     except (ValueError, RuntimeError, MemoryError, OSError) as error:
         raise Refusal(str(error)) from error
 

@@ -1,6 +1,7 @@
 """Attention in the two phases of a sub-batch: reading prompts, and drawing one token."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from jaxtyping import Float
 from torch import Tensor
@@ -9,17 +10,34 @@ from engine.cache import KVArena
 from engine.image import Group
 from sparse_attn import attention, prefill, reference
 from sparse_attn.attention import Backend
+from sparse_attn.cache import LayerCache
 from sparse_attn.policy import Batch
+
+
+class Watch(Protocol):
+    """Looks on while attention runs, and changes nothing."""
+
+    def prompts(self, layer: int, q: Tensor, k: Tensor, lengths: list[int]) -> None:
+        """Queries and keys [M, heads, D] of whole prompts, one behind the other."""
+
+    def step(self, layer: int, q: Tensor, cache: LayerCache, batch: Batch) -> None:
+        """One query per sequence [B, Hq, D]; its key and value are stored already."""
 
 
 class DecodeAttention:
     """Stores the new key and value of every sequence and reads what the group's policy keeps."""
 
     def __init__(
-        self, arena: KVArena, group: Group, batch: Batch, state: Tensor | None, backend: Backend
+        self,
+        arena: KVArena,
+        group: Group,
+        batch: Batch,
+        state: Tensor | None,
+        backend: Backend,
+        watch: Watch | None = None,
     ) -> None:
         self.arena, self.group, self.batch = arena, group, batch
-        self.state, self.backend = state, backend
+        self.state, self.backend, self.watch = state, backend, watch
 
     def __call__(
         self,
@@ -31,6 +49,8 @@ class DecodeAttention:
         cache = self.arena.layer(self.group.layout, layer)
         plan = self.group.policy.plan(layer, self.state, q.device)
         attention.append(k, v, cache, self.batch, self.backend, plan=plan)
+        if self.watch is not None:
+            self.watch.step(layer, q, cache, self.batch)
         return attention.decode(
             q, cache, self.group.policy, plan, self.batch, q.shape[-1] ** -0.5,
             layer=layer, state=self.state, backend=self.backend,
@@ -43,9 +63,15 @@ class PrefillAttention:
     slots: first entry of each sequence in the arena; None where they are stored elsewhere."""
 
     def __init__(
-        self, arena: KVArena, group: Group, slots: Sequence[int | None], lengths: list[int]
+        self,
+        arena: KVArena,
+        group: Group,
+        slots: Sequence[int | None],
+        lengths: list[int],
+        watch: Watch | None = None,
     ) -> None:
         self.arena, self.group, self.slots, self.lengths = arena, group, slots, lengths
+        self.watch = watch
 
     def __call__(
         self,
@@ -60,4 +86,6 @@ class PrefillAttention:
             if slot is None:
                 continue
             reference.append_prompt(keys, values, cache, slot)
+        if self.watch is not None:
+            self.watch.prompts(layer, q, k, self.lengths)
         return prefill.causal(q, k, v, self.lengths)

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from engine.models.base import VisualModel
 from engine.models.presets import ROOT
 from sparse_attn import policies
@@ -47,4 +49,20 @@ def policy_of(
     """
     heads = heads_of(model)
     given = default_options(name, model.name) | dict(options)
+    if name == "indexed" and str(given["file"]).endswith((".yaml", ".yml")):
+        given = _from_yaml(Path(given.pop("file"))) | given
     return policies.build(name, grid or model.grid, heads, sparsity, given, model.name)
+
+
+def _from_yaml(path: Path) -> dict[str, Any]:
+    """Options of a policy file that `bishop calibrate --kind indexed` wrote. Raises ValueError."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"cannot read the policy file {path}: {error}") from error
+    keys = {"kind", "model", "file", "sparsities", "options"}
+    if not isinstance(values, dict) or values.get("kind") != "indexed" or set(values) != keys:
+        raise ValueError(
+            f"{path} is no file of `indexed`: it needs kind: indexed and {sorted(keys)}"
+        )
+    return dict(values["options"]) | {"file": str(path.parent / values["file"])}

@@ -13,7 +13,7 @@ from engine.models.base import SubBatchRun, VisualModel
 from engine.offload.disk import OffloadError
 from engine.offload.kv_tier import Row
 from engine.offload.run import Offload
-from engine.phases import DecodeAttention, PrefillAttention
+from engine.phases import DecodeAttention, PrefillAttention, Watch
 from engine.sampling import Draw, draw_tokens
 from scheduler.plan import ImageStep, StepPlan, StepResult, SubBatch
 from sparse_attn.attention import Backend
@@ -50,6 +50,7 @@ class Runner:
         self.model, self.arena, self.backend = model, arena, backend
         self.offload = offload or Offload()
         self.images: dict[int, Image] = {}
+        self.watch: Watch | None = None
         self._rows: WeakKeyDictionary[Group, RowPool] = WeakKeyDictionary()
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -118,7 +119,7 @@ class Runner:
         hidden = [self.model.embed_prompt(self._ids(s.prompt)) for s in sequences]
         angles = [self.model.rotary_prompt(n) for n in lengths]
         slots = [self._slot(s) for s in sequences]
-        prefill = PrefillAttention(self.arena, group, slots, lengths)
+        prefill = PrefillAttention(self.arena, group, slots, lengths, self.watch)
         attend = self.offload.prefill(prefill, self._rows_of(sequences))
         cos, sin = (torch.cat(x) for x in zip(*angles, strict=True))
         return SubBatchRun(torch.cat(hidden), cos, sin, attend)
@@ -135,7 +136,7 @@ class Runner:
             self._ids([s.image.rows[s.index] for s in sequences]),
         )  # fmt: skip
         state = self._pool(group).state
-        decode = DecodeAttention(self.arena, group, batch, state, self.backend)
+        decode = DecodeAttention(self.arena, group, batch, state, self.backend, self.watch)
         attend = self.offload.decode(decode, self._rows_of(sequences))
         cos, sin = self.model.rotary_visual(positions, prompts, grid)
         return SubBatchRun(self.model.embed_visual(tokens, positions, grid), cos, sin, attend)

@@ -1,6 +1,6 @@
 """Teacher forcing: finished pictures through a model in one pass, with attention of one's own."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,16 +20,28 @@ from sparse_attn.teacher import read_sets
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Finished pictures. prompts: [B, P] prompt tokens, all of one length. tokens: [B, N]."""
+    """Finished pictures. prompts: [B, P] prompt tokens, padded at the end. tokens: [B, N].
+    lengths: [B], prompt tokens of each; None where all have P."""
 
     prompts: Int64[Tensor, "B P"]
     tokens: Int64[Tensor, "B N"]
+    lengths: Int64[Tensor, "B"] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __getitem__(self, part: slice) -> "Pictures":
-        return Pictures(self.prompts[part], self.tokens[part])
+        lengths = None if self.lengths is None else self.lengths[part]
+        return Pictures(self.prompts[part], self.tokens[part], lengths)
+
+    @classmethod
+    def of(cls, prompts: Sequence[Sequence[int]], tokens: Int64[Tensor, "B N"]) -> "Pictures":
+        """Of prompts of any lengths."""
+        lengths = torch.tensor([len(p) for p in prompts])
+        padded = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
+        for row, prompt in zip(padded, prompts, strict=True):
+            row[: len(prompt)] = torch.tensor(prompt)
+        return cls(padded, tokens, None if (lengths == lengths[0]).all() else lengths)
 
     @classmethod
     def load(cls, path: Path) -> "Pictures":
@@ -38,17 +50,28 @@ class Pictures:
             tensors = load_file(path)
         except (OSError, SafetensorError) as error:
             raise ValueError(f"cannot read the pictures in {path}: {error}") from error
-        if set(tensors) != {"prompts", "tokens"}:
+        if set(tensors) - {"lengths"} != {"prompts", "tokens"}:
             raise ValueError(f"{path} holds {sorted(tensors)}, not prompts and tokens")
-        return cls(tensors["prompts"].long(), tensors["tokens"].long())
+        return cls(**{name: tensor.long() for name, tensor in tensors.items()})
 
     def save(self, path: Path) -> None:
         tensors = {"prompts": self.prompts.int(), "tokens": self.tokens.int()}
+        if self.lengths is not None:
+            tensors["lengths"] = self.lengths.int()
         save_file(tensors, path)
 
     def split(self, size: int) -> list["Pictures"]:
-        parts = zip(torch.split(self.prompts, size), torch.split(self.tokens, size), strict=True)
-        return [Pictures(p, t) for p, t in parts]
+        """Parts of at most `size` neighbours whose prompts have one length, in order."""
+        if self.lengths is None:
+            parts = zip(self.prompts.split(size), self.tokens.split(size), strict=True)
+            return [Pictures(p, t) for p, t in parts]
+        lengths, parts_, start = self.lengths.tolist(), list[Pictures](), 0
+        for end in range(1, len(self) + 1):
+            if end == len(self) or end - start == size or lengths[end] != lengths[start]:
+                prompts = self.prompts[start:end, : lengths[start]]
+                parts_.append(Pictures(prompts, self.tokens[start:end]))
+                start = end
+        return parts_
 
 
 class Attend(Protocol):
@@ -61,16 +84,28 @@ def token_loss(
     model: VisualModel, grid: Grid, pictures: Pictures, attend: Attend
 ) -> Float[Tensor, "B N"]:
     """Negative log-likelihood of every visual token, nats; 0 for forced end-of-row tokens."""
+    loss = [
+        torch.nn.functional.nll_loss(p, t.clamp_max(_last(model)), reduction="none")
+        for p, t in zip(
+            log_probabilities(model, grid, pictures, attend), pictures.tokens, strict=True
+        )
+    ]
+    return torch.stack(loss).masked_fill(forced_tokens(model, grid), 0.0)
+
+
+def log_probabilities(
+    model: VisualModel, grid: Grid, pictures: Pictures, attend: Attend
+) -> Iterator[Float[Tensor, "N V"]]:
+    """What the model expects of each visual token, picture by picture, nats, fp32."""
     with torch.inference_mode():
         hidden = _forward(model, grid, pictures, attend)
-        loss = [
-            torch.nn.functional.cross_entropy(
-                model.logits(h), t.clamp_max(_last(model)), reduction="none"
-            )
-            for h, t in zip(hidden, pictures.tokens, strict=True)
-        ]
-    forced = torch.tensor([model.forced_token(grid, t) is not None for t in range(grid.tokens)])
-    return torch.stack(loss).masked_fill(forced, 0.0)
+        for h in hidden:
+            yield model.logits(h).float().log_softmax(-1)
+
+
+def forced_tokens(model: VisualModel, grid: Grid) -> Bool[Tensor, "N"]:
+    """Where an end-of-row token stands whatever the model expects."""
+    return torch.tensor([model.forced_token(grid, t) is not None for t in range(grid.tokens)])
 
 
 def _last(model: VisualModel) -> int:

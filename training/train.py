@@ -159,6 +159,7 @@ def evaluate(
     images: Annotated[Path, typer.Option(help="Folder for the contact sheets.")] = IMAGES,
     reconstructed: Annotated[int, typer.Option(help="Scenes for the image tokenizer.")] = 512,
     scenes: Annotated[int, typer.Option(help="Scenes of each split for likelihoods.")] = 96,
+    sheets: Annotated[bool, typer.Option(help="Draw samples; half an hour on a CPU.")] = True,
     tiny: Annotated[bool, typer.Option(help="The run was tiny.")] = False,
 ) -> None:
     """Measure the shipped INT8 weights and draw the contact sheets."""
@@ -172,7 +173,8 @@ def evaluate(
     if run is not None:
         full = evaluation.Models("trained", *load_run(run, data, device, tiny))
         rows += evaluation.measure(full, held, every_case=False) + run_rows(run, device)
-    rows += evaluation.draw_sheets(mini, data, held, images)
+    if sheets:
+        rows += evaluation.draw_sheets(mini, data, held, images)
     rows += evaluation.quantising_rows(rows) + evaluation.data_rows(data, mini) + budget_rows()
     write_results(out, rows)
 

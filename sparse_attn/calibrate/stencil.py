@@ -1,8 +1,12 @@
 """Stencils from attention mass: the offsets that hold most of it, budgets shared over heads."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from sparse_attn.geometry import Grid
 
 Offsets = tuple[tuple[int, int], ...]
 
@@ -22,6 +26,16 @@ def fit_stencil(
     chosen[weight.flatten().topk(count).indices] = True
     picked = chosen.view(layers, heads, height, columns)
     return tuple(tuple(_offsets(picked[i, h]) for h in range(heads)) for i in range(layers))
+
+
+def within_reach(
+    mass: Float[Tensor, "L H R C"], reach: Sequence[Sequence[int]], grid: Grid
+) -> Float[Tensor, "L H R C"]:
+    """`mass` without the offsets that lie `reach[layer][head]` keys back or more."""
+    dr = torch.arange(mass.shape[2])[:, None]
+    dc = torch.arange(mass.shape[3]) - mass.shape[3] // 2
+    limits = torch.tensor(reach)[..., None, None]
+    return mass.masked_fill(dr * grid.stride + dc >= limits, 0)
 
 
 def _offsets(picked: Tensor) -> Offsets:

@@ -57,7 +57,7 @@ class IndexFile:
         except (OSError, SafetensorError) as error:
             raise IndexFileError(
                 f"cannot read the index file {path}: {error}; make one with "
-                "`python -m engine.calibrate`"
+                "`bishop calibrate --kind indexed`"
             ) from error
         file_ = cls(head["model"], Grid(**json.loads(head["grid"])), **tensors)
         file_._check_shapes(path)
@@ -89,6 +89,7 @@ class IndexFile:
         head = {"kind": "index", "model": self.model, "grid": json.dumps(grid)}
         tensors = {name: getattr(self, name).float().contiguous() for name in _TENSORS}
         save_file(tensors, path, head)
+        _sort_header(path)
 
     def check(self, model: str | None, grid: Grid, heads: Heads) -> None:
         """Raises IndexFileError if the file was made for something else."""
@@ -121,3 +122,13 @@ class IndexFile:
         out; `share` neighbouring heads get the same."""
         lost = self.lost_beside_first_row if first_row else self.lost
         return shared_windows(lost, resident, share, smallest)
+
+
+def _sort_header(path: Path) -> None:
+    """safetensors writes its metadata in an order that changes from run to run; the same index
+    must give the same bytes."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode().ljust(size)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])

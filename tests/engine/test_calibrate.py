@@ -139,5 +139,5 @@ def test_both_backends_draw_the_same_picture(files: Path) -> None:
 
 def test_a_model_without_an_index_says_how_to_make_one() -> None:
     engine: Engine = tiny_engine("native")
-    with pytest.raises(RequestError, match=r"cannot read the index file.*engine.calibrate"):
+    with pytest.raises(RequestError, match=r"cannot read the index file.*bishop calibrate"):
         engine.add(ask(policy=PolicyChoice("indexed", 0.9)), lambda _event: None)
