@@ -9,6 +9,7 @@ from commands import listing
 from commands.batch import batch
 from commands.bench import bench
 from commands.generate import generate
+from commands.plan import plan
 from commands.refusal import INTERRUPTED, USAGE, Refusal
 from commands.serve import serve
 
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(serve)
+app.command()(plan)
 app.command()(listing.models)
 app.command()(listing.policies)
 app.add_typer(batch, name="batch")
