@@ -50,8 +50,8 @@ class Gpu:
 class Cpu:
     """How fast the CPU engine's own operators are.
 
-    copy_share: of the time a thread copies, so much is lost to the arithmetic: nothing where there is
-        a core to spare.
+    copy_share: of the time a thread copies, so much is lost to the arithmetic; 0 where there is a
+        core to spare.
     linear: operations/s of linear layers by (bytes of a weight, rows), rows ascending.
     attention: bytes/s of KV read by decode attention. layer_seconds: what a layer costs that has
     nothing to do. image_seconds: what an image costs besides the layers, sampling above all.

@@ -210,7 +210,8 @@ def _assumptions(hardware: Hardware) -> Iterator[str]:
         rates |= {"disk read": disk.read, "disk write": disk.write}
     for name, rate in rates.items():
         scale, unit = (1e12, "TFLOP") if name == "GPU arithmetic" else (1e9, "GB")
-        yield f"{name}: {rate.rate / scale:.4g} {unit}/s, {100 * rate.share:.0f} % of it reached ({rate.source})"
+        reached = f"{100 * rate.share:.0f} % of it reached"
+        yield f"{name}: {rate.rate / scale:.4g} {unit}/s, {reached} ({rate.source})"
 
 
 @dataclass(frozen=True, slots=True)
