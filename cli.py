@@ -12,6 +12,7 @@ from commands.calibrate import calibrate
 from commands.characterize import characterize
 from commands.evaluate import evaluate
 from commands.generate import generate
+from commands.plan import plan
 from commands.refusal import INTERRUPTED, USAGE, Refusal
 from commands.replicas import replicas
 from commands.serve import serve
@@ -27,6 +28,7 @@ app.command()(serve)
 app.command()(characterize)
 app.command()(calibrate)
 app.command()(evaluate)
+app.command()(plan)
 app.command()(listing.models)
 app.add_typer(policies.app, name="policies")
 app.add_typer(batch, name="batch")

@@ -82,6 +82,15 @@ class ScratchFile:
                 )
         return rows.nbytes
 
+    def flush(self) -> None:
+        """Wait until everything written is on the disk."""
+        os.fsync(self._descriptor)
+
+    def forget(self) -> None:
+        """Have the system drop what it keeps of the file: the next reads are the disk's."""
+        os.fsync(self._descriptor)
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def close(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
