@@ -131,8 +131,8 @@ class Evaluation:
         }  # fmt: skip
 
     def baseline(self) -> dict[str, Any]:
-        """Dense pictures from other seeds, as if they were a policy. They are what Frechet distances
-        are taken to, so they have none."""
+        """Dense pictures from other seeds, as if they were a policy. Frechet distances are taken to
+        them, so they have none of their own."""
         row = {"cell": "dense, other seeds", "policy": "dense, other seeds", "sparsity": 0.0}
         size = {"images": self.plan.count, "prompts": len(self.plan.prompts)}
         found = self._against_dense(self.other)
