@@ -97,8 +97,8 @@ def evaluate(folder: Path) -> None:
     measured = {n: v for n, v in judged(rows).items() if n in known}
     command = (
         "bishop evaluate --model mini --prompts benchmarks/prompts/mini-scenes.jsonl --images "
-        f"{rows[0]['images']} --policies dense,indexed,diagonal --sparsity 0.9,0.95 --suite judge "
-        "--scorer benchmarks.scene_reader:judge"
+        f"{rows[0]['images']} --policies dense,indexed:0.9,indexed:0.95,diagonal:0.9 "
+        "--suite judge --scorer benchmarks.scene_reader:judge --held-out FILE --held-out-count 8"
     )
     save("evaluate-mini.json", shown, command, measured)
     keep_plot(folder / "plot.png", "evaluate.png")
