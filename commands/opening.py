@@ -31,29 +31,35 @@ def open_engine(flags: EngineFlags) -> Engine:
         raise Refusal(str(error)) from error
 
 
-def engine_config(flags: EngineFlags, policy: PolicyChoice | None = None) -> EngineConfig:
-    """Raises ValueError for a value that no engine takes."""
+def engine_config(
+    flags: EngineFlags, policy: PolicyChoice | None = None, alone: bool = True
+) -> EngineConfig:
+    """alone: the engine has this machine for itself, so its ranks may divide all of it.
+
+    Raises ValueError for a value that no engine takes."""
     size = flags.tensor_parallel_size
+    divided = size if alone else 1
     return EngineConfig(
         model=flags.model,
         load_format=flags.load_format,
         dtype=flags.dtype,
         backend=flags.backend,
         kv_format=flags.kv_format,
-        cache_bytes=_rank_cache(flags.cache_mib, size),
+        cache_bytes=_rank_cache(flags.cache_mib, size, divided),
         max_images=flags.max_images,
-        threads=flags.threads or (None if size == 1 else max((os.cpu_count() or 1) // size, 1)),
+        threads=flags.threads
+        or (None if divided == 1 else max((os.cpu_count() or 1) // divided, 1)),
         policy=policy or PolicyChoice(),
         offload=_offload(flags),
         tensor_parallel_size=size,
     )
 
 
-def _rank_cache(mib: int | None, ranks: int) -> int | None:
-    """Bytes of one rank's cache; the flag is for all ranks of this machine together."""
+def _rank_cache(mib: int | None, ranks: int, divided: int) -> int | None:
+    """Bytes of one rank's cache; the flag is for all ranks of an engine together."""
     if mib is not None:
         return (mib << 20) // ranks
-    return None if ranks == 1 else EngineConfig().resolved_cache_bytes // ranks
+    return None if divided == 1 else EngineConfig().resolved_cache_bytes // divided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +94,7 @@ def open_fleet(
     from engine.replicas.router import Router, RouterConfig
 
     try:
-        config = _shared(engine_config(flags, policy), replicas)
+        config = _shared(engine_config(flags, policy, alone=False), replicas)
         ray_actor.connect(replicas.address)
         spawn = ray_actor.RaySpawn(config, replicas.silent_seconds)
         room = spawn.room()
@@ -120,13 +126,14 @@ def _no_room(needs: Mapping[str, int], count: int, room: int) -> str:
 
 def _shared(config: EngineConfig, replicas: ReplicaFlags) -> EngineConfig:
     """Replicas that share this machine's CPU share its cores and the memory of a cache; those of a
-    cluster, or with a GPU each, have what is theirs."""
+    cluster, or with a GPU each, have what is theirs. config: with what the flags say alone."""
     if replicas.address is not None or config.device.type == "cuda":
         return config if config.threads else replace(config, threads=1)
-    cores = os.cpu_count() or 1
-    threads = config.threads or (max(cores // replicas.count, 1) if replicas.count else 1)
-    count = replicas.count or max(cores // threads, 1)
-    cache = config.cache_bytes or config.resolved_cache_bytes // count
+    cores, ranks = os.cpu_count() or 1, config.tensor_parallel_size
+    share = max(cores // (replicas.count * ranks), 1) if replicas.count else 1
+    threads = config.threads or share
+    count = replicas.count or max(cores // (threads * ranks), 1)
+    cache = config.cache_bytes or config.resolved_cache_bytes // (count * ranks)
     return replace(config, threads=threads, cache_bytes=cache)
 
 

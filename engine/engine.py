@@ -73,13 +73,16 @@ class Engine:
         self.ranks = Ranks(shard.size, config) if alone and not shard.whole else None
         self._leads = shard.rank == 0
         try:
-            if self.ranks is not None:
-                self.ranks.join(config.device)
-            options = replace(config.load_options, shard=shard, progress=self._leads)
-            self.model = model or load_model(config.model, options)
+            self._open(config, model, shard)
         except BaseException:
             self._close_ranks()
             raise
+
+    def _open(self, config: EngineConfig, model: VisualModel | None, shard: Shard) -> None:
+        if self.ranks is not None:
+            self.ranks.join(config.device)
+        options = replace(config.load_options, shard=shard, progress=self._leads)
+        self.model = model or load_model(config.model, options)
         self.offload = open_offload(config, self.model)
         self.scheduler = Scheduler(scheduler_config(config, self.model))
         arena = KVArena(config.resolved_cache_bytes - config.cache_on_disk, config.device)
@@ -88,6 +91,8 @@ class Engine:
         self.counters = Counters()
         self.learned: OrderedDict[str, Learned] = OrderedDict()
         self._listeners: dict[int, Listener] = {}
+        if self.ranks is not None:
+            self.ranks.wait_until_loaded()
 
     def add(self, request: ImageRequest, listener: Listener) -> None:
         """Queue a request. Raises RequestError if this model cannot serve it."""

@@ -5,30 +5,31 @@ import pickle
 import signal
 import sys
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from engine.engine import Engine
-from engine.parallel.ranks import HOST, PATIENCE, last_words, meet
+from engine.parallel.ranks import last_words, meet, ready
 from engine.parallel.shard import Shard
 
 
 def main() -> None:
     """Follow until the leader closes the pipe, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the leader's to handle
+    for number in (signal.SIGINT, signal.SIGTERM):  # the leader's to handle
+        signal.signal(number, signal.SIG_IGN)
     told = sys.stdin.buffer
-    config, rank, size, port = pickle.load(told)
-    store = TCPStore(HOST, port, None, False, PATIENCE)
-    meet(store, rank, size, config.device)
+    config, rank, size, path = pickle.load(told)
+    store = FileStore(path, size)
     try:
+        meet(store, rank, size, config.device)
         engine = Engine(config, shard=Shard(rank, size))
-    except Exception as error:  # the leader says it, in one line
-        store.set(last_words(rank), f"{type(error).__name__}: {error}")
-        sys.exit(1)
-    try:
+        store.set(ready(rank), "")
         while True:
             engine.follow(pickle.load(told))
     except EOFError:
         os._exit(0)  # without waiting for a group whose leader has left
+    except Exception as error:  # the leader says it, in one line
+        store.set(last_words(rank), f"{type(error).__name__}: {error}")
+        os._exit(1)
 
 
 if __name__ == "__main__":

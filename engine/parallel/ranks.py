@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -17,9 +18,8 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-HOST = "127.0.0.1"
 ROOT = Path(__file__).resolve().parents[2]
 
 PATIENCE = timedelta(seconds=120)
@@ -35,18 +35,29 @@ class Ranks:
     """Ranks 1 .. size - 1, each a process that this one started; call `join` next."""
 
     def __init__(self, size: int, config: object) -> None:
-        self._store = TCPStore(HOST, 0, None, True, PATIENCE, wait_for_workers=False)
-        self._size = size
+        self._folder = tempfile.TemporaryDirectory(prefix="bishop-ranks-")
+        self._path = str(Path(self._folder.name) / "store")
+        self._store = FileStore(self._path, size)
+        self._size, self._joined = size, False
         self._processes = [self._start(rank, config) for rank in range(1, size)]
 
     def join(self, device: torch.device) -> None:
-        """Meet the others. Raises RuntimeError if one does not come."""
+        """Meet the others. Raises RuntimeError if one does not come, or if this process leads
+        other ranks already."""
+        if dist.is_initialized():
+            raise RuntimeError("a process can lead one tensor-parallel engine, and this one does")
         try:
             meet(self._store, 0, self._size, device)
         except Exception as error:
-            fault = self.fault(1.0)
-            self.close()
-            raise RuntimeError(fault or f"the ranks did not meet: {error}") from error
+            raise RuntimeError(self.fault(1.0) or f"the ranks did not meet: {error}") from error
+        self._joined = True
+
+    def wait_until_loaded(self) -> None:
+        """Until every rank has its weights. Raises RuntimeError naming one that has ended."""
+        while not all(self._store.check([ready(r)]) for r in range(1, self._size)):
+            if (fault := self.fault()) is not None:
+                raise RuntimeError(fault)
+            time.sleep(0.02)
 
     def tell(self, commands: Sequence[Command]) -> None:
         """What was asked since the last step; the others then take the next one.
@@ -87,8 +98,10 @@ class Ranks:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        if dist.is_initialized():
+        if self._joined:
+            self._joined = False
             dist.destroy_process_group()
+        self._folder.cleanup()
 
     def _start(self, rank: int, config: object) -> "subprocess.Popen[bytes]":
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
@@ -98,7 +111,7 @@ class Ranks:
             stdout=sys.stderr.fileno() if _has_file(sys.stderr) else None,
             env=environment,
         )
-        _write(process, pickle.dumps((config, rank, self._size, self._store.port)))
+        _write(process, pickle.dumps((config, rank, self._size, self._path)))
         return process
 
 
@@ -107,9 +120,15 @@ def last_words(rank: int) -> str:
     return f"last-words-{rank}"
 
 
-def meet(store: TCPStore, rank: int, size: int, device: torch.device) -> None:
+def ready(rank: int) -> str:
+    """The key under which a rank says that it has loaded."""
+    return f"ready-{rank}"
+
+
+def meet(store: FileStore, rank: int, size: int, device: torch.device) -> None:
     """Join the group in which layers are summed."""
     backend = "nccl" if device.type == "cuda" else "gloo"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the ranks are on one machine
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
 
 

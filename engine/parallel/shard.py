@@ -6,7 +6,7 @@ Embeddings, norms and the head are whole on every rank. A rank stores and reads 
 heads alone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -151,9 +151,22 @@ class Shard:
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of what all ranks computed, the same bits on every one."""
-        if not self.whole:
-            dist.all_reduce(x)
-        return x
+        if self.size <= 2:
+            if not self.whole:
+                dist.all_reduce(x)
+            return x
+        # A ring adds an element in an order that depends on where it lies, so on the batch.
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        dist.all_gather(parts, x.contiguous())
+        return in_order(parts)
+
+
+def in_order(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of the ranks' parts, in the order of the ranks."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
 
 
 WHOLE = Shard()

@@ -18,7 +18,7 @@ from engine.models.base import VisualModel
 from engine.models.mini import Mini
 from engine.models.options import LoadOptions
 from engine.models.presets import load_model
-from engine.parallel.shard import WHOLE, Shard
+from engine.parallel.shard import WHOLE, Shard, in_order
 from scheduler.request import ImageRequest, PolicyChoice
 from sparse_attn.policy import Heads
 from tests.engine.families import harness
@@ -170,6 +170,14 @@ def test_int8_weights_are_divided() -> None:
         piece.out(part.contiguous()) for piece, part in zip(pieces, wide.chunk(2, 1), strict=True)
     )
     assert torch.allclose(summed, layer.out(wide), atol=1e-4)  # type: ignore[arg-type]
+
+
+def test_parts_are_summed_in_the_order_of_the_ranks() -> None:
+    """Of more than two ranks, in an order that does not depend on where an element lies."""
+    parts = [torch.randn(7, 5) * 10.0**k for k in range(4)]
+    total = in_order(parts)
+    assert total.equal(((parts[0] + parts[1]) + parts[2]) + parts[3])
+    assert total[3:4].equal(in_order([part[3:4] for part in parts]))
 
 
 def test_a_size_that_does_not_divide_is_refused(load: Load) -> None:

@@ -72,6 +72,12 @@ def test_an_idle_rank_that_dies_shows_in_health(pair: EngineService) -> None:
     assert "rank 1 of 2 has ended" in (pair.health().error or "")
 
 
+def test_one_process_leads_one_group(pair: EngineService) -> None:
+    with pytest.raises(RuntimeError, match="lead one tensor-parallel engine"):
+        EngineService(CONFIG)
+    assert drawn(pair, [ImageRequest("a cat", 1, pair.model.sampling)])
+
+
 def test_a_size_that_does_not_fit_is_refused_and_leaves_nothing() -> None:
     with pytest.raises(ValueError, match="tensor_parallel_size 3 does not divide"):
         EngineService(EngineConfig(model="tiny", threads=1, tensor_parallel_size=3))
