@@ -220,7 +220,7 @@ class _Program:
         if self.hardware.disk is not None:
             rate = self._disk_rate()
             seconds = (w["disk"] * g.layer_bytes + c["disk"] * b * kept) / rate
-            result["disk_read"] = seconds + c["disk"] * b * self._call_seconds()
+            result["disk_read"] = seconds
             result["disk_write"] = c["disk"] * b * written / self.hardware.disk.write.reached
         return result
 
