@@ -236,9 +236,8 @@ class _Program:
         attention = b * read / cpu.attention.reached
         staged = c["disk"] * (self.sub_batches * cpu.stage_seconds + b * self._call_seconds())
         copied = w["disk"] * g.layer_bytes + c["disk"] * b * self.cache.streamed / g.layers
-        return (
-            self._compute_alone() + attention + staged + copied / self._disk_rate() * cpu.copy_share
-        )
+        lost = copied / self._disk_rate() * cpu.copy_share + w["disk"] * cpu.load_seconds
+        return self._compute_alone() + attention + staged + lost
 
     def _compute_alone(self) -> float:
         """Linear layers of one layer."""
