@@ -250,7 +250,7 @@ class Decoder:
         shard: Shard = WHOLE,
         keep: Callable[[object, int, int], None] | None = None,
     ) -> None:
-        """config: of the whole model; tensors: this shard's part of them. keep: see `LoadOptions`."""
+        """config: of the whole model; tensors: this shard's part. keep: see `LoadOptions`."""
         self.config, self.backend, self._shard = config.part(shard), backend, shard
         self._layers: list[_Layer] = []
         for i in range(config.layers):

@@ -53,9 +53,7 @@ def check_start(config: EngineConfig) -> None:
         )
 
 
-def load(
-    config: EngineConfig, options: LoadOptions
-) -> tuple[VisualModel, WeightStream | None]:
+def load(config: EngineConfig, options: LoadOptions) -> tuple[VisualModel, WeightStream | None]:
     """The model, and where its layers went if they were moved away while it was loaded.
 
     Raises what `load_model` raises, and OffloadError."""
