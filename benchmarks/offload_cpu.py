@@ -190,8 +190,8 @@ def copies(folder: Path) -> Iterator[dict[str, Any]]:
 
     for size in (COPY_BYTES, 128 << 10):
         ways = {
-            "flexgen's mapping": lambda s=size: mapped(s),
-            "plain reads": lambda s=size: plain(s),
+            "flexgen's mapping": partial(mapped, size),
+            "plain reads": partial(plain, size),
         }
         for way, seconds in best_seconds(ways, 0.5).items():
             yield {"kind": "copy", "way": way, "piece_bytes": size,
@@ -213,6 +213,7 @@ def flat(machine: Hardware) -> dict[str, Any]:
         "image_us": cpu.image_seconds * 1e6,
         "call_us": cpu.call_seconds * 1e6,
         "stage_us": cpu.stage_seconds * 1e6,
+        "load_us": cpu.load_seconds * 1e6,
     }
 
 

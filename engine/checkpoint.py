@@ -7,9 +7,10 @@ its tensors are copied, so that loading needs no more than one file's pages besi
 import difflib
 import re
 import threading
+import zlib
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -153,9 +154,11 @@ class Checkpoint:
         dtype: torch.dtype,
         device: torch.device,
         progress: bool = False,
+        ahead: bool = True,
     ) -> dict[str, Tensor]:
         """The tensors of `params`, converted on the way; call `check` first.
 
+        ahead: read whole files ahead of the copies; a loss where few of their tensors are wanted.
         Raises WeightError with what it would take if memory does not suffice.
         """
         result = _allocate(params, dtype, device)
@@ -170,7 +173,7 @@ class Checkpoint:
             files.setdefault(self.entries[name].file, []).append(name)
         with tqdm(total=len(parts), unit="tensor", disable=not progress, desc="loading") as bar:
             for file, names in files.items():
-                with _reader(file) as read:
+                with _reader(file, ahead) as read:
                     for name in sorted(names, key=lambda n: self.entries[n].place):
                         data = read(self.entries[name].name)
                         for param, source, start in parts[name]:
@@ -179,14 +182,36 @@ class Checkpoint:
         return result
 
 
+class LayerTensors(dict[str, Tensor]):
+    """Tensors by name, those of a layer only once it is asked for: a model whose layers are moved
+    away as they are made never has all of them in memory. `load` gives the tensors of some params.
+    """
+
+    def __init__(
+        self, params: Sequence[Param], load: Callable[[list[Param]], dict[str, Tensor]]
+    ) -> None:
+        self._load, self._layers = load, dict[int, list[Param]]()
+        others: list[Param] = []
+        for param in params:
+            layer = re.match(r"layers\.(\d+)\.", param.name)
+            (self._layers.setdefault(int(layer[1]), []) if layer else others).append(param)
+        super().__init__(load(others))
+
+    def bring(self, layer: int) -> None:
+        """Load the tensors of a layer."""
+        self.update(self._load(self._layers.pop(layer)))
+
+
 def random_tensors(
     params: Sequence[Param], dtype: torch.dtype, device: torch.device, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Random weights in the shapes of `params` (`load_format: dummy`)."""
-    generator = torch.Generator(device).manual_seed(seed)
+    """Random weights in the shapes of `params` (`load_format: dummy`). Each depends on its name and
+    the seed alone, so that some can be made without the others."""
+    generator = torch.Generator(device)
     result = _allocate(params, dtype, device)
     for param in params:
         tensor = result[param.name]
+        generator.manual_seed(zlib.crc32(param.name.encode()) ^ seed)
         tensor.normal_(generator=generator).mul_(param.spread * max(1, tensor.shape[-1]) ** -0.5)
         tensor.add_(param.mean)
     return result
@@ -256,9 +281,9 @@ def _headers(file: Path) -> Iterator[Entry]:
 
 
 @contextmanager
-def _reader(file: Path) -> Iterator[Callable[[str], Tensor]]:
+def _reader(file: Path, ahead: bool) -> Iterator[Callable[[str], Tensor]]:
     """Reads tensors of a file one by one, on the host, without copying where it can."""
-    with _read_ahead(file):
+    with _read_ahead(file) if ahead else nullcontext():
         if file.suffix != ".safetensors":
             yield read_torch_file(file).__getitem__
             return

@@ -15,8 +15,7 @@ from engine.events import Event, Failed, Finished, Partial, Progress
 from engine.image import Image
 from engine.intake import Intake
 from engine.models.base import VisualModel
-from engine.models.presets import load_model
-from engine.offload.start import check_start, open_offload
+from engine.offload.start import check_start, load, open_offload
 from engine.parallel.ranks import Command, Ranks
 from engine.parallel.shard import Shard
 from engine.partial import partial_due, unfinished
@@ -82,8 +81,8 @@ class Engine:
         if self.ranks is not None:
             self.ranks.join(config.device)
         options = replace(config.load_options, shard=shard, progress=self._leads)
-        self.model = model or load_model(config.model, options)
-        self.offload = open_offload(config, self.model)
+        self.model, stream = (model, None) if model is not None else load(config, options)
+        self.offload = open_offload(config, self.model, stream)
         self.scheduler = Scheduler(scheduler_config(config, self.model))
         arena = KVArena(config.resolved_cache_bytes - config.cache_on_disk, config.device)
         self.runner = Runner(self.model, arena, self.backend, self.offload)

@@ -68,6 +68,7 @@ class Runner:
 
     def _step(self, plan: StepPlan) -> dict[int, str]:
         batches = [self._sequences(sub) for sub in plan.sub_batches]
+        self._start_new(plan, batches)
         runs = [self._prepare(s, b) for s, b in zip(plan.sub_batches, batches, strict=True)]
         self.offload.begin([run.attention for run in runs], self.model.shape.layers)
         run_layers(self.model, runs, self.offload)
@@ -113,9 +114,6 @@ class Runner:
 
     def _prepare_prefill(self, sequences: list[Sequence]) -> SubBatchRun:
         group, lengths = sequences[0].image.group, [s.prompt_length for s in sequences]
-        for s in sequences:
-            if s.index == 0:
-                self._start(s.image, len(s.step.slots))
         hidden = [self.model.embed_prompt(self._ids(s.prompt)) for s in sequences]
         angles = [self.model.rotary_prompt(n) for n in lengths]
         slots = [self._slot(s) for s in sequences]
@@ -178,6 +176,15 @@ class Runner:
             else:
                 s.image.tokens.append(token)
         return failed
+
+    def _start_new(self, plan: StepPlan, batches: list[list[Sequence]]) -> None:
+        """Give new images their rows of state, before any sub-batch takes hold of a state: a pool
+        that grows makes a new one, and what is learnt in the old one would be lost."""
+        for sub, sequences in zip(plan.sub_batches, batches, strict=True):
+            if sub.phase == "prefill":
+                for s in sequences:
+                    if s.index == 0:
+                        self._start(s.image, len(s.step.slots))
 
     def _start(self, image: Image, sequences: int) -> None:
         pool = self._pool(image.group)

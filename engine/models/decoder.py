@@ -3,6 +3,7 @@
 Weights are fused when they are loaded: q, k, v into one matrix, gate and up into another.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.checkpoint import Convert, Param, Source
+from engine.checkpoint import Convert, LayerTensors, Param, Source
 from engine.layers import Linear, rms_norm, rotate, rotated_heads, swiglu, tiled
 from engine.models.base import SubBatchRun
 from engine.parallel.shard import WHOLE, Shard, Split
@@ -247,10 +248,17 @@ class Decoder:
         tensors: dict[str, Tensor],
         backend: Backend,
         shard: Shard = WHOLE,
+        keep: Callable[[object, int, int], None] | None = None,
     ) -> None:
-        """config: of the whole model; tensors: this shard's part of them."""
+        """config: of the whole model; tensors: this shard's part. keep: see `LoadOptions`."""
         self.config, self.backend, self._shard = config.part(shard), backend, shard
-        self._layers = [_Layer(tensors, i, backend) for i in range(config.layers)]
+        self._layers: list[_Layer] = []
+        for i in range(config.layers):
+            if isinstance(tensors, LayerTensors):
+                tensors.bring(i)
+            self._layers.append(_Layer(tensors, i, backend))
+            if keep is not None:
+                keep(self._layers[i], i, config.layers)
 
     def layer(self, index: int) -> object:
         """What holds the weights of a layer."""

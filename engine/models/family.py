@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
-from engine.checkpoint import Checkpoint, Param, Source, random_tensors
+from engine.checkpoint import Checkpoint, LayerTensors, Param, Source, random_tensors
 from engine.models.base import ModelShape, SubBatchRun, VisualModel
 from engine.models.decoder import (
     Decoder,
@@ -100,7 +100,7 @@ class DecoderModel(VisualModel):
         self.shape = options.shard.heads(whole)
         self.sizes, self.sampling = config.sizes, config.sampling
         self.prompt_limit = f"{prompt} tokens, the template included"
-        self._decoder = Decoder(c, tensors, options.backend, options.shard)
+        self._decoder = Decoder(c, tensors, options.backend, options.shard, options.keep)
         self._norm = tensors["norm.weight"]
         self._take_tables(tensors)
         self._take_pixels(tensors)
@@ -161,7 +161,13 @@ class DecoderModel(VisualModel):
         checkpoint = cls.checkpoint(folder, config)
         checkpoint.check(params, cls.unused)
         params = options.shard.params(params, config.decoder.split)
-        tensors = checkpoint.load(params, options.dtype, options.device, options.progress)
+        if options.keep is None:
+            tensors = checkpoint.load(params, options.dtype, options.device, options.progress)
+        else:
+            tensors = LayerTensors(
+                params,
+                lambda some: checkpoint.load(some, options.dtype, options.device, ahead=False),
+            )
         return cls(name, config, tensors, text, special, options)
 
     @classmethod
@@ -169,8 +175,12 @@ class DecoderModel(VisualModel):
         """Random weights in the geometry of a config (`load_format: dummy`)."""
         split = config.decoder.split
         split.check(options.shard.size)
-        whole = random_tensors(cls.parameters(config), options.dtype, options.device)
-        tensors = options.shard.tensors(whole, split)
+        tensors = LayerTensors(
+            cls.parameters(config),
+            lambda some: options.shard.tensors(
+                random_tensors(some, options.dtype, options.device), split
+            ),
+        )
         text = cls.dummy_text(config)
         special = {key: text.id_of(token) for key, token in cls.special_tokens.items()}
         return cls(name, config, tensors, text, special, options)

@@ -1,5 +1,6 @@
 """How a model is to be loaded; the same for every family."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,8 @@ class LoadOptions:
     dummy: random weights instead of the checkpoint's.
     progress: show a progress bar while loading.
     shard: the part of every layer that this process holds.
+    keep: called with each layer as soon as it is made, its index and the number of layers; what it
+        leaves of the layer stays in memory (offloading).
     """
 
     backend: Backend = "reference"
@@ -31,6 +34,7 @@ class LoadOptions:
     dummy: bool = False
     progress: bool = False
     shard: Shard = WHOLE
+    keep: Callable[[object, int, int], None] | None = None
 
     def __post_init__(self) -> None:
         if self.prompt_tokens is not None and self.prompt_tokens < 2:

@@ -220,7 +220,7 @@ class _Program:
         if self.hardware.disk is not None:
             rate = self._disk_rate()
             seconds = (w["disk"] * g.layer_bytes + c["disk"] * b * kept) / rate
-            result["disk_read"] = seconds + c["disk"] * b * self._call_seconds()
+            result["disk_read"] = seconds
             result["disk_write"] = c["disk"] * b * written / self.hardware.disk.write.reached
         return result
 
@@ -236,9 +236,8 @@ class _Program:
         attention = b * read / cpu.attention.reached
         staged = c["disk"] * (self.sub_batches * cpu.stage_seconds + b * self._call_seconds())
         copied = w["disk"] * g.layer_bytes + c["disk"] * b * self.cache.streamed / g.layers
-        return (
-            self._compute_alone() + attention + staged + copied / self._disk_rate() * cpu.copy_share
-        )
+        lost = copied / self._disk_rate() * cpu.copy_share + w["disk"] * cpu.load_seconds
+        return self._compute_alone() + attention + staged + lost
 
     def _compute_alone(self) -> float:
         """Linear layers of one layer."""

@@ -55,7 +55,8 @@ class Cpu:
     linear: operations/s of linear layers by (bytes of a weight, rows), rows ascending.
     attention: bytes/s of KV read by decode attention. layer_seconds: what a layer costs that has
     nothing to do. image_seconds: what an image costs besides the layers, sampling above all.
-    call_seconds: one read of a few bytes from a file. stage_seconds: one chunk of staged KV.
+    stage_seconds: what staging the KV of a sub-batch costs a layer besides its bytes, and
+    call_seconds each read or write of it. load_seconds: the same of a layer's weights on disk.
     """
 
     copy_share: float
@@ -65,6 +66,7 @@ class Cpu:
     image_seconds: float
     call_seconds: float
     stage_seconds: float
+    load_seconds: float
 
     def linear_flops(self, weight_bytes: float, rows: int) -> float:
         """Operations/s at so many rows, between the rows that were measured."""

@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,8 +16,10 @@ import torch
 
 from engine.cache import host_memory
 from engine.layers import Linear
+from engine.offload.config import OffloadConfig
 from engine.offload.disk import ScratchFile
 from engine.offload.hardware import Cpu, Disk, Gpu, Hardware, Rate
+from engine.offload.placement import Placement, Share
 from sparse_attn import ops
 from sparse_attn.attention import Backend
 from sparse_attn.cache import LayerCache, LayerTable
@@ -26,11 +29,13 @@ from sparse_attn.layout import CacheLayout
 from sparse_attn.policies import build
 from sparse_attn.policy import Batch, Heads
 
-VERSION = 2
+VERSION = 3
 ROWS = (2, 4, 8, 16, 32)
 DISK_BYTES = 256 << 20
 READ_BYTES = 256 << 20
 MEASURED = "measured on this machine"
+TINY_CALLS = 4
+"""Reads and writes of a layer of a sequence of the model that `_tiny_step` draws with."""
 
 
 def this_machine(folder: Path | None = None, again: bool = False) -> Hardware:
@@ -66,15 +71,22 @@ def measure_cpu() -> Cpu:
     backend: Backend = "native" if ops.available() else "reference"
     linear = [(size, rows, _linear(size, rows, backend)) for size in (1, 4) for rows in ROWS]
     with TemporaryDirectory(prefix="bishop-") as folder:
-        call = _call_seconds(Path(folder))
-    shallow, deep, many = (_tiny_step(layers, n) for layers, n in ((2, 1), (12, 1), (2, 8)))
-    layer = max(1e-6, (deep - shallow) / 10)
+        step = partial(_tiny_step, Path(folder))
+        shallow, deep, wide, both = (step(ls, n) for ls, n in ((2, 1), (12, 1), (2, 8), (12, 8)))
+        staged, many_staged, loaded = step(12, 1, kv=100), step(12, 8, kv=100), step(12, 1, 100)
     threads = torch.get_num_threads()
     share = 1 / threads if threads >= (os.cpu_count() or 1) else 0.0
+    few, many = (staged - deep) / 12, (many_staged - both) / 12
+    call = _positive((many - few) / 14 / TINY_CALLS)
     return Cpu(
-        share, tuple(linear), Rate(_attention(), 1.0, MEASURED), layer,
-        max(1e-6, (many - shallow) / 7), call, 3 * layer,
+        share, tuple(linear), Rate(_attention(), 1.0, MEASURED), _positive((deep - shallow) / 10),
+        _positive((wide - shallow) / 7), call, _positive(few - 2 * TINY_CALLS * call),
+        _positive((loaded - deep) / 12),
     )  # fmt: skip
+
+
+def _positive(seconds: float) -> float:
+    return max(1e-7, seconds)
 
 
 def measure_disk(folder: Path) -> Disk:
@@ -158,8 +170,9 @@ def _attention() -> float:
     return count * 6 * (position + 1 + 32) * 256 / seconds
 
 
-def _tiny_step(layers: int, images: int) -> float:
-    """Seconds of a decode step of a model that has next to nothing to compute."""
+def _tiny_step(folder: Path, layers: int, images: int, weights: int = 0, kv: int = 0) -> float:
+    """Seconds of a decode step of a model that has next to nothing to compute, with so many percent
+    of its weights and KV on disk."""
     from engine.config import EngineConfig
     from engine.engine import Engine
     from engine.models.mini import Mini, MiniConfig
@@ -171,7 +184,14 @@ def _tiny_step(layers: int, images: int) -> float:
     )  # fmt: skip
     backend = "native" if ops.available() else "reference"
     model = Mini.dummy("measure", shape, backend)  # type: ignore[arg-type]
-    config = EngineConfig(model="measure", backend=backend, cache_bytes=32 << 20)  # type: ignore[arg-type]
+    placement = Placement(Share(0, 100 - weights, weights), Share(0, 100 - kv, kv))
+    offload = OffloadConfig(placement, folder)
+    config = EngineConfig(
+        model="measure",
+        backend=backend,  # type: ignore[arg-type]
+        cache_bytes=32 << 20,
+        offload=offload,
+    )
     engine = Engine(config, model)
     engine.add(ImageRequest("nothing", 0, Sampling(3.0, top_p=0.9), n=images), lambda event: None)
     for _ in range(4):
@@ -181,17 +201,8 @@ def _tiny_step(layers: int, images: int) -> float:
         start = time.perf_counter()
         engine.step()
         seconds.append(time.perf_counter() - start)
+    engine.close()
     return sorted(seconds)[len(seconds) // 4]
-
-
-def _call_seconds(folder: Path) -> float:
-    """Seconds of one small read of a file in the page cache."""
-    file, target = ScratchFile(folder, 1 << 20), torch.zeros(1 << 20, dtype=torch.uint8)
-    file.write([0], target[None])
-    runs = [(4096 * i, 4096 * i, 64) for i in range(200)]
-    seconds = best(lambda: file.read(runs, target)) / len(runs)
-    file.close()
-    return seconds
 
 
 def _cache_path(folder: Path | None) -> Path:

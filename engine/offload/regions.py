@@ -58,23 +58,27 @@ class StagedLayer:
     def reads(self, prompt: int, t: int, scored: bool) -> list[Run]:
         """Runs (byte of the sequence, byte when staged, bytes) that the query at position t may
         read, its own key left out. scored: keys lie anywhere in a ring."""
+        rings, size = self.layout.rings[self.layer], self.entry_bytes
+        visual = {ring: self._visual(ring, t, scored) for ring in set(rings)}
+        entries = {ring: self._entries(kept, prompt) for ring, kept in visual.items()}
         runs = []
-        for head, first in enumerate(self.layout.offsets[self.layer]):
-            for place, count in self._entries(head, prompt, t, scored):
-                at = (first + place) * self.entry_bytes
-                runs.append((at, at - self.first, count * self.entry_bytes))
-            runs += self._index(head, t, scored)
+        for ring, first in zip(rings, self.layout.offsets[self.layer], strict=True):
+            at = first * size
+            runs += [(at + p, at + p - self.first, n) for p, n in entries[ring]]
+        if self.layout.index_bytes:
+            for head, ring in enumerate(rings):
+                runs += self._index(head, visual[ring])
         return runs
 
-    def _entries(self, head: int, prompt: int, t: int, scored: bool) -> list[tuple[int, int]]:
-        """(first entry within the head's region, entries)."""
-        start = self.layout.prompt
-        runs = [(0, prompt), *((start + a, n) for a, n in self._visual(head, t, scored))]
-        return [run for run in runs if run[1]]
+    def _entries(self, visual: list[tuple[int, int]], prompt: int) -> list[tuple[int, int]]:
+        """(first byte within a head's region, bytes) of its prompt and of visual keys."""
+        start, size = self.layout.prompt, self.entry_bytes
+        runs = _joined([(0, prompt), *((start + place, count) for place, count in visual)])
+        return [(place * size, count * size) for place, count in runs]
 
-    def _visual(self, head: int, t: int, scored: bool) -> list[tuple[int, int]]:
-        """The same for visual keys alone, counted from the first anchor."""
-        anchors, ring = self.layout.anchors, self.layout.rings[self.layer][head]
+    def _visual(self, ring: int, t: int, scored: bool) -> list[tuple[int, int]]:
+        """(place, keys) of the visual keys of a head, counted from the first anchor."""
+        anchors = self.layout.anchors
         if scored:
             return [(0, anchors + ring)]
         runs = [(0, min(t, anchors))]
@@ -82,19 +86,24 @@ class StagedLayer:
         if count:
             place = (oldest - anchors) % ring
             before_wrap = min(count, ring - place)
-            runs += [(anchors + place, before_wrap), (anchors, count - before_wrap)]
+            runs += [(anchors, count - before_wrap), (anchors + place, before_wrap)]
         return [run for run in runs if run[1]]
 
-    def _index(self, head: int, t: int, scored: bool) -> list[Run]:
-        size = self.layout.index_bytes
-        first = self.layout.index_offsets[self.layer][head]
+    def _index(self, head: int, visual: list[tuple[int, int]]) -> list[Run]:
+        size, first = self.layout.index_bytes, self.layout.index_offsets[self.layer][head]
         staged = first - self.index_first + self.index_at
-        if not size:
-            return []
-        return [
-            (first + at * size, staged + at * size, count * size)
-            for at, count in self._visual(head, t, scored)
-        ]
+        return [(first + at * size, staged + at * size, count * size) for at, count in visual]
+
+
+def _joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Runs that follow one another as one."""
+    joined: list[tuple[int, int]] = []
+    for start, count in runs:
+        if joined and sum(joined[-1]) == start:
+            joined[-1] = joined[-1][0], joined[-1][1] + count
+        elif count:
+            joined.append((start, count))
+    return joined
 
 
 def read_bytes(layout: CacheLayout, prompt: int, t: int, scored: bool = False) -> int:

@@ -1,17 +1,20 @@
 """Opening an engine's offload: whatever cannot work is refused here, with numbers."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.models.base import VisualModel
+from engine.models.options import LoadOptions
+from engine.models.presets import load_model
 from engine.offload.disk import OffloadError
 from engine.offload.kv_tier import BUFFERS, KVTier
 from engine.offload.layer_tensors import memory_of
 from engine.offload.placement import Share
 from engine.offload.regions import StagedLayer
 from engine.offload.run import Offload
-from engine.offload.weights import WeightStream
+from engine.offload.weights import LayerKeeper, WeightStream
 from sparse_attn.geometry import Grid
 from sparse_attn.layout import CacheLayout
 from sparse_attn.policies import build
@@ -35,6 +38,9 @@ def check_start(config: EngineConfig) -> None:
         raise ValueError("hidden states stay where they are computed: a step has few of them")
     if placement.compress_weights or placement.compress_cache:
         raise ValueError("compressed placements can be planned but not run: leave compression out")
+    if placement.uses_disk and config.tensor_parallel_size > 1:
+        raise ValueError("a model split over processes keeps everything in memory: leave either "
+                         "--tensor-parallel-size or the disk out")  # fmt: skip
     if placement.uses_disk:
         if offload.directory is None:
             raise ValueError(f"a placement with {_disk(placement.cache, placement.weights)} on "
@@ -47,12 +53,30 @@ def check_start(config: EngineConfig) -> None:
         )
 
 
-def open_offload(config: EngineConfig, model: VisualModel) -> Offload:
-    """Move to disk what belongs there. Raises OffloadError with the numbers if it does not fit."""
+def load(config: EngineConfig, options: LoadOptions) -> tuple[VisualModel, WeightStream | None]:
+    """The model, and where its layers went if they were moved away while it was loaded.
+
+    Raises what `load_model` raises, and OffloadError."""
     placement, folder = config.offload.placement, config.offload.directory
-    weights = tier = None
+    if not placement.weights.disk or folder is None:
+        return load_model(config.model, options), None
+    keeper = LayerKeeper(placement.weights, folder, placement.overlap)
     try:
-        if placement.weights.disk:
+        return load_model(config.model, replace(options, keep=keeper)), keeper.stream
+    except BaseException:
+        keeper.close()
+        raise
+
+
+def open_offload(
+    config: EngineConfig, model: VisualModel, weights: WeightStream | None = None
+) -> Offload:
+    """Move to disk what belongs there, as far as `load` has not. Raises OffloadError with the
+    numbers if it does not fit."""
+    placement, folder = config.offload.placement, config.offload.directory
+    tier = None
+    try:
+        if placement.weights.disk and weights is None:
             assert folder is not None, "check_start was called"
             weights = _stream(model, placement.weights, folder, placement.overlap)
         staging = staging_bytes(config, model) if config.cache_on_disk else 0

@@ -125,6 +125,24 @@ class WeightStream:
         return self._buffers[index]
 
 
+class LayerKeeper:
+    """Moves the layers of a model away while it is loaded: `LoadOptions.keep`. stream: what it made
+    of them; None if the model did not call it."""
+
+    def __init__(self, share: Share, folder: Path, overlap: bool) -> None:
+        self._how = share, folder, overlap
+        self.stream: WeightStream | None = None
+
+    def __call__(self, part: object, layer: int, layers: int) -> None:
+        if self.stream is None:
+            self.stream = WeightStream(layers, *self._how)
+        self.stream.add(part)
+
+    def close(self) -> None:
+        if self.stream is not None:
+            self.stream.close()
+
+
 def _places(tensors: Sequence[Tensor]) -> Iterator[int]:
     """First byte of each tensor, aligned."""
     at = 0

@@ -46,6 +46,20 @@ def test_images_join_between_steps(engine: Engine) -> None:
     assert second[-1].tokens == alone
 
 
+def test_what_a_policy_learns_survives_others_joining(backend: str) -> None:
+    """Images that start in the step in which another learns make room for what they will learn."""
+    [[alone]] = draw(tiny_engine(backend), ask(seed=1, policy=diagonal()))
+    engine, first = tiny_engine(backend), []
+    engine.add(ask(seed=1, policy=diagonal()), first.append)
+    for i in range(6):
+        for _ in range(6):
+            engine.step()
+        engine.add(ask(seed=10 + i, policy=diagonal()), lambda event: None)
+    while engine.step():
+        pass
+    assert first[-1].tokens == alone
+
+
 def test_a_parked_image_restarts_to_the_same_picture(backend: str) -> None:
     [[alone]] = draw(tiny_engine(backend), ask(seed=2, policy=diagonal()))
     engine = tiny_engine(backend, max_images=1)

@@ -28,7 +28,7 @@ SOME = Rate(10e9)
 CPU_ONLY = Hardware(
     "made up", "", 64 * GB, Rate(20e9), None,
     Cpu(0.5, ((1, 2, 1e11), (1, 32, 2e11), (4, 2, 5e10), (4, 32, 1e11)), SOME, 1e-4, 1e-4, 1e-6,
-        1e-4),
+        1e-4, 1e-4),
     Disk(Rate(2e9), Rate(1e9)),
 )  # fmt: skip
 

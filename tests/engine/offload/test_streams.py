@@ -1,7 +1,10 @@
 """Weights and KV on disk: the same pictures, exactly the predicted bytes, and disks that fail."""
 
 import errno
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.events import Event, Failed, Finished
+from engine.models import presets as loading
 from engine.models.presets import load_model
 from engine.offload import start
 from engine.offload.config import OffloadConfig
@@ -300,6 +304,63 @@ def test_layers_share_few_buffers(tmp_path: Path) -> None:
                 stream.need(layer)
                 assert torch.equal(held[layer](), values[layer])
         stream.close()
+
+
+DEEP = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 16,
+        "num_attention_heads": 8, "mode": "c2i", "image_size": 64}  # fmt: skip
+PEAK = """
+import json, resource, sys, torch
+from pathlib import Path
+from engine.models.llamagen import LlamaGen
+from engine.models.options import LoadOptions
+from engine.offload.placement import Share
+from engine.offload.weights import LayerKeeper
+torch.ones(1) @ torch.ones(1)
+config = LlamaGen.configure(json.loads(sys.argv[1]), None)
+keeper = LayerKeeper(Share(0, 0, 100), Path(sys.argv[2]), True) if len(sys.argv) > 2 else None
+import engine.offload.flexgen_adapter
+start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+model = LlamaGen.dummy("deep", config, LoadOptions("native", keep=keeper))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start)
+keeper and keeper.close()
+"""
+
+
+def test_a_model_is_loaded_in_less_memory_than_it_takes(tmp_path: Path) -> None:
+    """The most memory that loading takes, in kB, with and without the layers moved away."""
+
+    def peak(*arguments: str) -> int:
+        command = [sys.executable, "-c", PEAK, json.dumps(DEEP), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        return int(done.stdout)
+
+    assert peak(str(tmp_path)) < peak() - 100_000  # of 16 layers of 13 MB
+
+
+def test_a_published_family_draws_the_same(tmp_path: Path) -> None:
+    plain = draw(Engine(llamagen()), ask("3", seed=1), ask("7", seed=2))
+    for weights, kv in ((100, 0), (40, 100)):
+        placement = Placement(Share(0, 100 - weights, weights), Share(0, 100 - kv, kv))
+        engine = Engine(llamagen(OffloadConfig(placement, tmp_path)))
+        assert engine.offload.weights is not None
+        assert draw(engine, ask("3", seed=1), ask("7", seed=2)) == plain
+        engine.close()
+    assert not list(tmp_path.iterdir())
+
+
+def llamagen(offload: OffloadConfig | None = None) -> EngineConfig:
+    given = offload or OffloadConfig()
+    return EngineConfig(model="small-llamagen", cache_bytes=64 << 20, offload=given)
+
+
+@pytest.fixture(autouse=True)
+def _small_llamagen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A published family small enough to draw with."""
+    small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
+             "num_attention_heads": 2, "mode": "c2i", "image_size": 64}  # fmt: skip
+    known = loading.presets()
+    known["small-llamagen"] = loading.Preset("small-llamagen", "llamagen", "", None, True, small)
+    monkeypatch.setattr(loading, "presets", lambda: known)
 
 
 class Box:
