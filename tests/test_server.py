@@ -442,7 +442,7 @@ class TestService:
         assert [request.id for request in service.seen] == ids
 
     def test_health_tells_the_truth(self, http: httpx.Client, service: FakeService) -> None:
-        assert http.get("/health").json() == {"status": "ok"}
+        assert http.get("/health").json() == {"status": "ok", "engines": 1}
         assert http.get("/ready").json() == {"status": "ready"}
         service.stuck_seconds = 61
         assert assert_error(http.get("/health"), 503)["code"] == "engine_stuck"
