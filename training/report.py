@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks import results_writer
 from training.sprites import SETS
 
-LOOKED_AT = results_writer.RESULTS / "quality-mini-looked-at.json"
+LOOKED_AT = Path(__file__).with_name("looked-at.json")
 CARD = Path(__file__).with_name("card.md")
 VERDICTS = ("right", "partly", "wrong")
 Row = dict[str, Any]
