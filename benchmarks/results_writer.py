@@ -56,6 +56,13 @@ def write(path: Path, result: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(result, indent=1, sort_keys=False) + "\n", encoding="utf-8")
 
 
+def print_verdicts(result: Mapping[str, Any]) -> None:
+    """A line for each target: what was measured, and whether it was met."""
+    for target in result["targets"]:
+        verdict = "met" if met(target) else "missed"
+        print(f"{target['name']}: {target['measured']:g} {target['unit']}, {verdict}")
+
+
 def check(result: Mapping[str, Any]) -> None:
     """Raise ValueError naming the key if this is no results object."""
     if tuple(result) != KEYS:

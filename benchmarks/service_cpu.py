@@ -66,9 +66,7 @@ def main() -> None:
     rows = [under_load, *under_kills]
     result = results_writer.results(NAME, rows, measured)
     results_writer.write(args.output, result)
-    for target in result["targets"]:
-        verdict = "met" if results_writer.met(target) else "missed"
-        print(f"{target['name']}: {target['measured']:g} {target['unit']}, {verdict}")
+    results_writer.print_verdicts(result)
 
 
 if __name__ == "__main__":

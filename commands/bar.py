@@ -1,4 +1,4 @@
-"""A progress bar in visual tokens over all pictures, on stderr."""
+"""Progress bars on stderr: in visual tokens over all pictures, or in steps of stages."""
 
 from types import TracebackType
 from typing import Self
@@ -8,30 +8,20 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
 
 
-class TokenBar:
-    """`advance(picture, done, total)` says how many tokens of a picture are drawn; going back (a
-    picture that starts again) is fine."""
+class _Bar:
+    """A bar while its context is open; nothing where stderr is no terminal, or if `hidden`."""
 
-    def __init__(self, pictures: int, hidden: bool) -> None:
+    def __init__(self, *columns: ProgressColumn, hidden: bool = False) -> None:
         console = Console(stderr=True)
-        columns = (
-            TextColumn("drawing"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("tokens"),
-            TimeRemainingColumn(),
-        )
         show = not hidden and console.is_terminal
         self._progress = Progress(*columns, console=console, transient=True, disable=not show)
-        self._task = self._progress.add_task("drawing", total=None)
-        self._pictures = pictures
-        self._done: dict[int, int] = {}
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -44,6 +34,19 @@ class TokenBar:
         trace: TracebackType | None,
     ) -> None:
         self._progress.stop()
+
+
+class TokenBar(_Bar):
+    """`advance(picture, done, total)` says how many tokens of a picture are drawn; going back (a
+    picture that starts again) is fine."""
+
+    def __init__(self, pictures: int, hidden: bool) -> None:
+        drawing, tokens = TextColumn("drawing"), TextColumn("tokens")
+        columns = (drawing, BarColumn(), MofNCompleteColumn(), tokens, TimeRemainingColumn())
+        super().__init__(*columns, hidden=hidden)
+        self._task = self._progress.add_task("drawing", total=None)
+        self._pictures = pictures
+        self._done: dict[int, int] = {}
 
     def advance(self, picture: int, done: int, total: int) -> None:
         self._done[picture] = done
@@ -51,28 +54,12 @@ class TokenBar:
         self._progress.update(self._task, completed=drawn, total=total * self._pictures)
 
 
-class StepBar:
+class StepBar(_Bar):
     """Steps of work that has several stages."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        self._progress = Progress(
-            *columns, console=console, transient=True, disable=not console.is_terminal
-        )
+        super().__init__(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
 
     def advance(self, what: str, done: int, total: int) -> None:
         if what not in self._tasks:

@@ -1,13 +1,12 @@
 """/v1/bishop/replicas: what the engines behind this server do, and how operators change them."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from engine.service_api import Fleet, FleetError, ReplicaState
+from engine.service_api import Fleet, FleetError, ReplicaStatus
 from serving.answers import ErrorAnswer
 from serving.body import read
 from serving.errors import ApiError, invalid_body
@@ -20,25 +19,9 @@ router = APIRouter(prefix=PREFIX, tags=["replicas"])
 Name = Annotated[str, Path(max_length=64, description="Name of a replica.")]
 
 
-class ReplicaAnswer(BaseModel):
-    """where, pid: machine and process. pictures: that it was given. free_bytes, cache_bytes: of its
-    KV cache. reason: why the last one was lost. seconds: since it reached its state."""
-
-    name: str
-    state: ReplicaState
-    where: str
-    pid: int | None
-    pictures: int
-    free_bytes: int
-    cache_bytes: int
-    restarts: int
-    reason: str | None
-    seconds: float
-
-
 class ReplicaList(BaseModel):
     object: Literal["list"] = "list"
-    data: list[ReplicaAnswer]
+    data: list[ReplicaStatus]
 
 
 class ScaleBody(BaseModel):
@@ -113,7 +96,7 @@ def _changed(fleet: Fleet, change: Callable[[], None], param: str | None = None)
 
 
 def _list(fleet: Fleet) -> ReplicaList:
-    return ReplicaList(data=[ReplicaAnswer(**asdict(status)) for status in fleet.replicas()])
+    return ReplicaList(data=list(fleet.replicas()))
 
 
 def _parse(body: bytes) -> ScaleBody:

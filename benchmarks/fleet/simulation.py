@@ -38,7 +38,6 @@ class Outcome:
     ended: int = 0
     ended_warm: int = 0
     ended_twice: int = 0
-    counted: int = 0
     redrawn: int = 0
     gpu_failures: int = 0
     front_end_failures: int = 0
@@ -71,7 +70,6 @@ class FrontEnd:
         self.routed = [Routed(gpu, inputs.room) for gpu in made]
         self.by_gpu = {each.gpu: each for each in self.routed}
         self.queues: tuple[deque[Image], deque[Image]] = (deque(), deque())
-        self.lines = 0
 
     def submit(self, image: Image) -> None:
         image.home = self
@@ -114,7 +112,7 @@ class FrontEnd:
 
     def crash(self) -> list[Image]:
         """The process is gone, and all that it had."""
-        self.up, self.lines = False, 0
+        self.up = False
         left = [image for routed in self.routed for image in self.lose(routed)]
         left += [image for queue in self.queues for image in queue]
         for queue in self.queues:
@@ -219,10 +217,8 @@ class Fleet:
         outcome.ended_twice += image.ended is None
         image.ended = None
         outcome.redrawn += image.tries > 1
-        if image.born >= self.warm:
-            outcome.counted += 1
-            if not image.batch:
-                outcome.latencies.append(self.env.now - image.born)
+        if image.born >= self.warm and not image.batch:
+            outcome.latencies.append(self.env.now - image.born)
 
     # -- failures ----------------------------------------------------------------------------
 

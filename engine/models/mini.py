@@ -112,10 +112,10 @@ def cut_weights(tensors: dict[str, Weight], c: MiniConfig, shard: Shard) -> dict
 
 def _scale(weight: Weight, name: str, split: Split, shard: Shard) -> Tensor | None:
     """The scales of the rows that stay."""
-    if weight.scale is None or shard.whole:
+    cut = shard.cut(name, tuple(weight.data.shape), split)
+    if weight.scale is None or cut is None or cut.rows is None:
         return weight.scale
-    cut = shard.cut(name, split) if name.startswith("layers.") else None
-    return weight.scale if cut is None or cut.rows is None else cut.of(weight.scale)
+    return cut.of(weight.scale)
 
 
 class _Layer:

@@ -241,27 +241,27 @@ class _Program:
 
     def _compute_alone(self) -> float:
         """Linear layers of one layer."""
-        g, b = self.geometry, self.sequences
-        work = 2 * g.layer_numbers * b
-        if (gpu := self.hardware.gpu) is not None:
-            return max(work / gpu.flops.reached, g.layer_bytes / gpu.memory.reached)
-        memory = g.layer_bytes / self.hardware.host_memory.reached
-        if (cpu := self.hardware.cpu) is None:
-            return memory
-        flops = cpu.linear_flops(g.layer_bytes / g.layer_numbers, b)
-        return max(work / flops, memory) + cpu.layer_seconds * self.sub_batches
+        g, cpu = self.geometry, self.hardware.cpu
+        overhead = 0.0 if cpu is None else cpu.layer_seconds * self.sub_batches
+        return self._linear(g.layer_numbers, g.layer_bytes, overhead)
 
     def _rest(self) -> float:
         """Seconds of a step besides its layers: logits and sampling."""
-        g, b = self.geometry, self.sequences
-        work = 2 * g.head_numbers * b
+        g, cpu = self.geometry, self.hardware.cpu
+        overhead = 0.0 if cpu is None else self.images * cpu.image_seconds
+        return self._linear(g.head_numbers, g.head_bytes, overhead)
+
+    def _linear(self, numbers: float, bytes: float, overhead: float) -> float:
+        """Seconds to multiply a row of every sequence with `numbers` weights of `bytes` in all.
+        overhead: of the CPU besides, where it is known."""
+        work = 2 * numbers * self.sequences
         if (gpu := self.hardware.gpu) is not None:
-            return max(work / gpu.flops.reached, g.head_bytes / gpu.memory.reached)
-        memory = g.head_bytes / self.hardware.host_memory.reached
+            return max(work / gpu.flops.reached, bytes / gpu.memory.reached)
+        memory = bytes / self.hardware.host_memory.reached
         if (cpu := self.hardware.cpu) is None:
             return memory
-        flops = cpu.linear_flops(g.head_bytes / g.head_numbers, b)
-        return max(work / flops, memory) + self.images * cpu.image_seconds
+        flops = cpu.linear_flops(bytes / numbers, self.sequences)
+        return max(work / flops, memory) + overhead
 
     def _call_seconds(self) -> float:
         cpu = self.hardware.cpu

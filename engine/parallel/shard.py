@@ -104,50 +104,41 @@ class Shard:
             rank=self.rank,
         )
 
-    def cut(self, name: str, split: Split) -> Cut | None:
-        """The part of the tensor `layers.{i}.name`; None if this rank holds nothing of it."""
-        kind = name.split(".", 2)[-1]
-        d, q, kv = split.head_dim, split.q_heads * split.head_dim, split.kv_heads * split.head_dim
-        match kind:
+    def cut(self, name: str, shape: tuple[int, ...], split: Split) -> Cut | None:
+        """The part of a tensor; None if this rank holds nothing of it."""
+        if self.whole or not name.startswith("layers."):
+            return Cut()
+        q, kv = split.q_heads * split.head_dim, split.kv_heads * split.head_dim
+        match name.split(".", 2)[-1]:
             case "qkv.weight" | "qkv.bias":
                 return Cut((self.part(q), self.part(kv, q), self.part(kv, q + kv)))
             case "gate_up.weight" | "gate_up.bias":
                 return Cut((self.part(split.ffn), self.part(split.ffn, split.ffn)))
             case "out.weight":
-                return Cut(columns=self.part(split.q_heads * d))
+                return Cut(columns=self.part(q))
             case "down.weight":
                 return Cut(columns=self.part(split.ffn))
             case "out.bias" | "down.bias":  # added once, to the sum
                 return Cut() if self.rank == 0 else None
+            case "q_norm.weight" | "q_norm.bias" if len(shape) == 2:  # of each head by itself
+                return Cut((self.part(split.q_heads),))
+            case "k_norm.weight" | "k_norm.bias" if len(shape) == 2:
+                return Cut((self.part(split.kv_heads),))
         return Cut()
-
-    def head_norm(self, name: str, split: Split) -> Cut | None:
-        """The part of a norm with weights for each head: its heads alone."""
-        heads = {"q_norm": split.q_heads, "k_norm": split.kv_heads}
-        kind = name.split(".")[2] if name.startswith("layers.") else ""
-        return Cut((self.part(heads[kind]),)) if kind in heads else None
 
     def params(self, params: Iterable[Param], split: Split) -> list[Param]:
         """What this rank loads."""
-        found = [(p, self._cut(p.name, p.shape, split)) for p in params]
+        found = [(p, self.cut(p.name, p.shape, split)) for p in params]
         return [cut.param(p) for p, cut in found if cut is not None]
 
     def tensors(self, tensors: dict[str, Tensor], split: Split) -> dict[str, Tensor]:
         """The same of tensors that are whole."""
-        found = {name: self._cut(name, tuple(t.shape), split) for name, t in tensors.items()}
+        found = {name: self.cut(name, tuple(t.shape), split) for name, t in tensors.items()}
         return {
             name: tensors[name] if cut == Cut() else cut.of(tensors[name])
             for name, cut in found.items()
             if cut is not None
         }
-
-    def _cut(self, name: str, shape: tuple[int, ...], split: Split) -> Cut | None:
-        if self.whole or not name.startswith("layers."):
-            return Cut()
-        per_head = self.head_norm(name, split)
-        if per_head is not None:
-            return per_head if len(shape) == 2 else Cut()
-        return self.cut(name, split)
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of what all ranks computed, the same bits on every one."""

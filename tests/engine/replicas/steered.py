@@ -20,7 +20,8 @@ TOKENS = MODEL.visual_tokens
 class FakeReplica:
     """Draws all that it was given at once, one token a step, if `steps` lets it.
 
-    dead, silent, broken, stuck_seconds: how it fails. lies: events of pictures it was never given.
+    dead, silent, broken, stuck_seconds: how it fails. failing: seeds whose pictures fail. deadly:
+    seeds that kill it. lies: events of pictures it was never given.
     """
 
     name: str
@@ -33,6 +34,9 @@ class FakeReplica:
     stuck_seconds: float = 0.0
     frozen: bool = False
     closed: bool = False
+    failing: frozenset[int] = frozenset()
+    deadly: frozenset[int] = frozenset()
+    steps: int = 0
     given: list[ImageRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     lies: list[tuple[str, Event]] = field(default_factory=list)
@@ -56,6 +60,7 @@ class FakeReplica:
         with self._lock:
             self.given.append(request)
             self._work[request.id] = (request, 0)
+        self.dead = self.dead or request.seed in self.deadly
 
     def abort(self, id: str) -> None:
         self._alive()
@@ -94,6 +99,7 @@ class FakeReplica:
         events: list[tuple[str, Event | Exception]] = list(self.lies)
         if self.frozen:
             return events
+        self.steps += bool(self._work)
         for id, (request, done) in list(self._work.items())[: self.cache_images]:
             if "refuse" in request.prompt:
                 del self._work[id]
@@ -115,7 +121,7 @@ class FakeReplica:
             if done == (number + 1) * TOKENS // (parts + 1)
         ]
         if done == TOKENS:
-            fails = "fail" in request.prompt
+            fails = "fail" in request.prompt or request.seed in self.failing
             events.append(Failed(0, "NaN") if fails else finished(request, 0))
             self._finished += 1
         return events
@@ -132,7 +138,8 @@ class FakeReplica:
 
 @dataclass(eq=False)
 class FakeSpawn:
-    """Makes fake replicas. `fails`: how the next starts fail. `held`: starts wait."""
+    """Makes fake replicas, at first in the order of their names, so that `made[k]` is replica-k.
+    `fails`: how the next starts fail. `held`: starts wait."""
 
     room: int = 4
     step_seconds: float = 0.0005
@@ -141,10 +148,18 @@ class FakeSpawn:
     held: bool = False
     made: list[FakeReplica] = field(default_factory=list)
     prepare: Callable[[FakeReplica], None] = lambda replica: None
+    _tried: set[str] = field(default_factory=set)
 
     def __call__(self, name: str, wanted: Callable[[], bool]) -> FakeReplica | None:
-        while self.held and wanted():
+        number = int(name.split("-")[1])
+        while (self.held or number > len(self._tried)) and wanted():
             time.sleep(0.002)
+        try:
+            return self._make(name, wanted)
+        finally:
+            self._tried.add(name)
+
+    def _make(self, name: str, wanted: Callable[[], bool]) -> FakeReplica | None:
         if not wanted():
             return None
         if self.fails:

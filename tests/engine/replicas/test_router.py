@@ -12,10 +12,11 @@ import pytest
 
 from engine.events import Event, Failed, Finished, Partial, Progress
 from engine.replicas import keeper
+from engine.replicas.replica import ReplicaLost, ReplicaRefused
 from engine.replicas.router import Router, RouterConfig
 from engine.service_api import FleetError, ReadQuery, ReplicaState
 from scheduler.request import ImageRequest, PolicyChoice, Priority, RequestError, Sampling
-from tests.engine.replicas.fakes import FakeReplica, Yard
+from tests.engine.replicas.steered import FakeReplica, FakeSpawn
 from tests.fakes import picture, wait_until
 
 SAMPLING = Sampling(4.0)
@@ -28,12 +29,12 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def yard() -> Yard:
-    return Yard()
+def yard() -> FakeSpawn:
+    return FakeSpawn()
 
 
 @pytest.fixture
-def start(yard: Yard) -> Iterator[Start]:
+def start(yard: FakeSpawn) -> Iterator[Start]:
     """A started router over replicas of the yard, all of them ready."""
     started: list[Router] = []
 
@@ -46,7 +47,7 @@ def start(yard: Yard) -> Iterator[Start]:
         return router
 
     yield start
-    yard.gate.set()
+    yard.held = False
     for router in started:
         router.stop()
 
@@ -95,12 +96,12 @@ def ended(*heard: Heard) -> bool:
 
 
 class TestDrawing:
-    def test_images_of_a_request_are_spread(self, start: Start, yard: Yard) -> None:
+    def test_images_of_a_request_are_spread(self, start: Start, yard: FakeSpawn) -> None:
         router = start(2)
         heard = Heard(router, ask(5, n=4, partial_images=1))
         assert ended(heard)
         heard.check()
-        assert [len(each.seen) for each in yard.made] == [2, 2]
+        assert [len(each.given) for each in yard.made] == [2, 2]
 
     def test_from_asyncio_and_from_a_thread(self, start: Start) -> None:
         router = start(2)
@@ -113,7 +114,7 @@ class TestDrawing:
         drawn = [e for _, e in router.run([ask(1), ask(2)]) if isinstance(e, Finished)]
         assert sorted(each.seed for each in drawn) == [1, 2]
 
-    def test_the_queue_counts_as_waiting(self, start: Start, yard: Yard) -> None:
+    def test_the_queue_counts_as_waiting(self, start: Start, yard: FakeSpawn) -> None:
         router = start(1)
         yard.made[0].frozen = True
         heard = Heard(router, ask(n=7))
@@ -122,18 +123,18 @@ class TestDrawing:
         yard.made[0].frozen = False
         assert ended(heard)
 
-    def test_interactive_pictures_overtake_lines(self, start: Start, yard: Yard) -> None:
+    def test_interactive_pictures_overtake_lines(self, start: Start, yard: FakeSpawn) -> None:
         router = start(1)
         yard.made[0].frozen = True
         lines = [Heard(router, ask(k, priority=Priority.BATCH)) for k in range(8)]
         now = Heard(router, ask(100))
-        assert wait_until(lambda: any(r.seed == 100 for r in yard.made[0].seen))
-        assert len(yard.made[0].seen) == 5
+        assert wait_until(lambda: any(r.seed == 100 for r in yard.made[0].given))
+        assert len(yard.made[0].given) == 5
         yard.made[0].frozen = False
         assert ended(now, *lines)
-        assert yard.made[0].seen[4].seed == 100
+        assert yard.made[0].given[4].seed == 100
 
-    def test_a_new_replica_gets_what_waits(self, start: Start, yard: Yard) -> None:
+    def test_a_new_replica_gets_what_waits(self, start: Start, yard: FakeSpawn) -> None:
         router = start(1)
         yard.made[0].frozen = True
         heard = Heard(router, ask(n=8))
@@ -152,40 +153,39 @@ class TestRefusals:
 
     def test_a_refusal_is_told_once(self, start: Start) -> None:
         router = start(2)
-        heard = Heard(router, ImageRequest("cat " * 50, 0, SAMPLING))
+        heard = Heard(router, ImageRequest("refuse this", 0, SAMPLING))
         assert ended(heard)
         assert [type(item) for item in heard.items] == [RequestError]
 
-    def test_a_picture_that_fails_fails_alone(self, start: Start, yard: Yard) -> None:
+    def test_a_picture_that_fails_fails_alone(self, start: Start, yard: FakeSpawn) -> None:
         router = start(2)
         for each in yard.made:
             each.failing = frozenset({6})
         heard = Heard(router, ask(5, n=3))
         assert ended(heard)
-        assert [(e.index, e.reason) for e in heard.of(Failed)] == [(1, "the logits are not finite")]  # type: ignore[union-attr]
+        assert [(e.index, e.reason) for e in heard.of(Failed)] == [(1, "NaN")]  # type: ignore[union-attr]
         assert len(heard.of(Finished)) == 2
 
     def test_a_replica_that_cannot_be_had_says_why(self) -> None:
-        router = Router(Yard(refuse="no such model"), 2)
+        router = Router(FakeSpawn(fails=[ReplicaRefused("no such model")] * 9), 2)
         with pytest.raises(RuntimeError, match="no such model"):
             router.start()
 
     def test_numbers_and_names_that_make_no_sense(self, start: Start) -> None:
         with pytest.raises(ValueError, match="at least 1"):
-            Router(Yard(), 0)
+            Router(FakeSpawn(), 0)
         router = start(2)
         with pytest.raises(FleetError, match=r"1\.\."):
             router.scale(0)
         with pytest.raises(FleetError, match="no replica 'x'"):
             router.restart("x")
 
-    def test_a_start_that_fails_is_tried_again(self, yard: Yard) -> None:
-        yard.lose = "the machine went away"
+    def test_a_start_that_fails_is_tried_again(self, yard: FakeSpawn) -> None:
+        yard.fails = [ReplicaLost("the machine went away")] * 3
         router = Router(yard, 1, RouterConfig(beat_seconds=0.005))
         thread = threading.Thread(target=router.start)
         thread.start()
         assert wait_until(lambda: router.replicas() and router.replicas()[0].reason)
-        yard.lose = None
         thread.join(5)
         assert router.health().alive
         router.stop()
@@ -196,18 +196,18 @@ def die(replica: FakeReplica) -> None:
 
 
 def crash(replica: FakeReplica) -> None:
-    replica.engine_dead = True
+    replica.broken = "boom"
 
 
 def hang(replica: FakeReplica) -> None:
-    replica.stuck = True
+    replica.stuck_seconds = 1000.0
 
 
 @pytest.mark.parametrize("end", [die, crash, hang])
 class TestLosses:
     @pytest.mark.parametrize("after", [0, 3, 6])
     def test_pictures_go_on_elsewhere(
-        self, start: Start, yard: Yard, end: Callable[[FakeReplica], None], after: int
+        self, start: Start, yard: FakeSpawn, end: Callable[[FakeReplica], None], after: int
     ) -> None:
         router = start(2)
         first, second = yard.made
@@ -223,22 +223,22 @@ class TestLosses:
         assert first.closed
 
     def test_the_only_one_comes_back(
-        self, start: Start, yard: Yard, end: Callable[[FakeReplica], None]
+        self, start: Start, yard: FakeSpawn, end: Callable[[FakeReplica], None]
     ) -> None:
         router = start(1)
-        yard.gate.clear()
+        yard.held = True
         heard = Heard(router, ask(1, n=2))
         end(yard.made[0])
         assert wait_until(lambda: not router.health().alive or heard.ended)
         if not heard.ended:
             assert "no replica is alive" in (router.health().error or "")
-        yard.gate.set()
+        yard.held = False
         assert ended(heard)
         heard.check()
 
 
 class TestOperators:
-    def test_drain_lets_pictures_end(self, start: Start, yard: Yard) -> None:
+    def test_drain_lets_pictures_end(self, start: Start, yard: FakeSpawn) -> None:
         router = start(2)
         for each in yard.made:
             each.frozen = True
@@ -246,7 +246,7 @@ class TestOperators:
         router.drain("replica-0")
         assert router.replicas()[0].state is ReplicaState.DRAINING
         more = Heard(router, ask(9, n=2))
-        assert [len(each.seen) for each in yard.made] == [2, 4]
+        assert [len(each.given) for each in yard.made] == [2, 4]
         for each in yard.made:
             each.frozen = False
         assert ended(heard, more)
@@ -256,7 +256,7 @@ class TestOperators:
         with pytest.raises(FleetError, match="only replica"):
             router.drain("replica-1")
 
-    def test_pictures_that_do_not_end_are_moved(self, start: Start, yard: Yard) -> None:
+    def test_pictures_that_do_not_end_are_moved(self, start: Start, yard: FakeSpawn) -> None:
         router = start(2, drain_seconds=0.05)
         yard.made[0].frozen = True
         heard = Heard(router, ask(n=4))
@@ -264,16 +264,18 @@ class TestOperators:
         assert ended(heard)
         heard.check()
 
-    def test_scaling_down_takes_the_youngest(self, start: Start, yard: Yard) -> None:
+    def test_scaling_down_takes_the_youngest(self, start: Start, yard: FakeSpawn) -> None:
         router = start(3)
         router.scale(1)
         assert wait_until(lambda: [r.name for r in router.replicas()] == ["replica-0"])
         router.scale(2)
         assert wait_until(lambda: router.health().engines == 2)
 
-    def test_scaling_down_takes_what_is_not_there_first(self, start: Start, yard: Yard) -> None:
+    def test_scaling_down_takes_what_is_not_there_first(
+        self, start: Start, yard: FakeSpawn
+    ) -> None:
         router = start(2)
-        yard.gate.clear()
+        yard.held = True
         die(yard.made[0])
         assert wait_until(lambda: router.health().engines == 1)
         router.scale(1)
@@ -281,7 +283,7 @@ class TestOperators:
         assert router.health().alive and not router.health().replacing
 
     def test_a_rolling_restart_replaces_all_and_loses_nothing(
-        self, start: Start, yard: Yard
+        self, start: Start, yard: FakeSpawn
     ) -> None:
         router = start(3)
         heard = [Heard(router, ask(10 * k, n=4)) for k in range(6)]
@@ -292,14 +294,14 @@ class TestOperators:
             each.check()
         assert all(not each.aborted for each in yard.made)
 
-    def test_one_rolling_restart_at_a_time(self, start: Start, yard: Yard) -> None:
+    def test_one_rolling_restart_at_a_time(self, start: Start, yard: FakeSpawn) -> None:
         router = start(2)
-        yard.gate.clear()
+        yard.held = True
         router.restart()
         with pytest.raises(FleetError, match="already"):
             router.restart()
 
-    def test_counters_survive_replicas(self, start: Start, yard: Yard) -> None:
+    def test_counters_survive_replicas(self, start: Start, yard: FakeSpawn) -> None:
         router = start(2)
         assert ended(Heard(router, ask(n=6)))
         assert wait_until(lambda: router.stats().images_finished == 6)
@@ -312,7 +314,7 @@ class TestOperators:
 
 
 class TestEnds:
-    def test_abort_is_heard_of_no_more(self, start: Start, yard: Yard) -> None:
+    def test_abort_is_heard_of_no_more(self, start: Start, yard: FakeSpawn) -> None:
         router = start(2)
         for each in yard.made:
             each.frozen = True
@@ -327,7 +329,7 @@ class TestEnds:
         assert len(heard.items) == told
         assert sum(len(each.aborted) for each in yard.made) == 8
 
-    def test_stop_fails_what_is_left(self, start: Start, yard: Yard) -> None:
+    def test_stop_fails_what_is_left(self, start: Start, yard: FakeSpawn) -> None:
         router = start(1)
         yard.made[0].frozen = True
         heard = Heard(router, ask(n=6))
@@ -337,16 +339,10 @@ class TestEnds:
         with pytest.raises(RuntimeError, match="stopping"):
             router.submit(ask(), print)
 
-    def test_a_picture_that_kills_replicas_ends_alone(self, yard: Yard, start: Start) -> None:
+    def test_a_picture_that_kills_replicas_ends_alone(self, yard: FakeSpawn, start: Start) -> None:
         """Others that were there at first are drawn; it fails when it has cost enough."""
 
-        class Fragile(FakeReplica):
-            def submit(self, request: ImageRequest) -> None:
-                super().submit(request)
-                if request.seed == 666:
-                    self.dead = True
-
-        yard.make = Fragile
+        yard.prepare = lambda replica: setattr(replica, "deadly", frozenset({666}))
         router = start(2, max_losses=4)
         others = [Heard(router, ask(k)) for k in range(4)]
         poison = Heard(router, ask(666))
@@ -364,13 +360,13 @@ class TestEnds:
         assert router.read_set(query).position == 5
 
 
-def test_chaos(start: Start, yard: Yard) -> None:
+def test_chaos(start: Start, yard: FakeSpawn) -> None:
     """Replicas die, hang and are scaled at random while requests come and some are aborted."""
     router, chance = start(3), random.Random(4)
     heard, aborted = [], []
     for k in range(60):
         heard.append(Heard(router, ask(20 * k, n=chance.randint(1, 4), partial_images=k % 2)))
-        living = yard.living()
+        living = [each for each in yard.made if not (each.closed or each.dead)]
         if chance.random() < 0.3 and living:
             chance.choice([die, crash, hang])(chance.choice(living))
         if chance.random() < 0.1:
@@ -387,11 +383,11 @@ def test_chaos(start: Start, yard: Yard) -> None:
     assert wait_until(lambda: router.stats().images_waiting == 0)
 
 
-def test_health_while_one_is_replaced(start: Start, yard: Yard) -> None:
+def test_health_while_one_is_replaced(start: Start, yard: FakeSpawn) -> None:
     router = start(2)
-    yard.gate.clear()
+    yard.held = True
     die(yard.made[0])
     assert wait_until(lambda: router.health().engines == 1)
     assert router.health().alive and router.health().replacing
-    yard.gate.set()
+    yard.held = False
     assert wait_until(lambda: not router.health().replacing)
