@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from commands.options import EngineFlags
@@ -18,7 +19,7 @@ from scheduler.request import PolicyChoice
 def open_service(flags: EngineFlags, policy: PolicyChoice | None = None) -> ImageService:
     """A loaded engine that is not started yet. Raises Refusal with the reason there is none."""
     try:
-        return EngineService(engine_config(flags, policy))
+        return EngineService(_alone(engine_config(flags, policy)))
     except (ValueError, RuntimeError, MemoryError, OSError) as error:
         raise Refusal(str(error)) from error
 
@@ -26,40 +27,43 @@ def open_service(flags: EngineFlags, policy: PolicyChoice | None = None) -> Imag
 def open_engine(flags: EngineFlags) -> Engine:
     """An engine without a thread, for commands that look inside. Raises Refusal."""
     try:
-        return Engine(engine_config(flags))
+        return Engine(_alone(engine_config(flags)))
     except (ValueError, RuntimeError, MemoryError, OSError) as error:
         raise Refusal(str(error)) from error
 
 
-def engine_config(
-    flags: EngineFlags, policy: PolicyChoice | None = None, alone: bool = True
-) -> EngineConfig:
-    """alone: the engine has this machine for itself, so its ranks may divide all of it.
-
-    Raises ValueError for a value that no engine takes."""
-    size = flags.tensor_parallel_size
-    divided = size if alone else 1
+def engine_config(flags: EngineFlags, policy: PolicyChoice | None = None) -> EngineConfig:
+    """What the flags say. Raises ValueError for a value that no engine takes."""
+    size, mib = flags.tensor_parallel_size, flags.cache_mib
     return EngineConfig(
         model=flags.model,
         load_format=flags.load_format,
         dtype=flags.dtype,
         backend=flags.backend,
         kv_format=flags.kv_format,
-        cache_bytes=_rank_cache(flags.cache_mib, size, divided),
+        cache_bytes=None if mib is None else (mib << 20) // size,
         max_images=flags.max_images,
-        threads=flags.threads
-        or (None if divided == 1 else max((os.cpu_count() or 1) // divided, 1)),
+        threads=flags.threads,
         policy=policy or PolicyChoice(),
         offload=_offload(flags),
         tensor_parallel_size=size,
     )
 
 
-def _rank_cache(mib: int | None, ranks: int, divided: int) -> int | None:
-    """Bytes of one rank's cache; the flag is for all ranks of an engine together."""
-    if mib is not None:
-        return (mib << 20) // ranks
-    return None if divided == 1 else EngineConfig().resolved_cache_bytes // divided
+def _alone(config: EngineConfig) -> EngineConfig:
+    """For an engine that has this machine for itself: its ranks divide all of it."""
+    return config if config.tensor_parallel_size == 1 else _divided(config, 1)
+
+
+def _divided(config: EngineConfig, engines: int) -> EngineConfig:
+    """For one of several engines on this machine's CPU: their ranks divide its cores and the memory
+    of a cache, where `config` does not say."""
+    processes = engines * config.tensor_parallel_size
+    return replace(
+        config,
+        threads=config.threads or max((os.cpu_count() or 1) // processes, 1),
+        cache_bytes=config.cache_bytes or config.resolved_cache_bytes // processes,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,25 +98,24 @@ def open_fleet(
     from engine.replicas.router import Router, RouterConfig
 
     try:
-        config = _shared(engine_config(flags, policy, alone=False), replicas)
-        ray_actor.connect(replicas.address)
-        spawn = ray_actor.RaySpawn(config, replicas.silent_seconds)
-        room = spawn.room()
-        if replicas.address is None and (replicas.count or 1) > room:
-            raise Refusal(_no_room(spawn.needs, replicas.count or 1, room))
-        router = Router(
-            spawn,
-            replicas.count or max(room, 1),
-            RouterConfig(stuck_seconds=replicas.stuck_seconds),
-            ray_actor.disconnect,
-        )
-        router.start()
+        with ExitStack() as undo:
+            undo.callback(ray_actor.disconnect)
+            config = _shared(engine_config(flags, policy), replicas)
+            ray_actor.connect(replicas.address)
+            spawn = ray_actor.RaySpawn(config, replicas.silent_seconds)
+            room = spawn.room()
+            if replicas.address is None and (replicas.count or 1) > room:
+                raise Refusal(_no_room(spawn.needs, replicas.count or 1, room))
+            router = Router(
+                spawn,
+                replicas.count or max(room, 1),
+                RouterConfig(stuck_seconds=replicas.stuck_seconds),
+                ray_actor.disconnect,
+            )
+            router.start()
+            undo.pop_all()
     except (ReplicaRefused, ValueError, RuntimeError) as error:
-        ray_actor.disconnect()
         raise Refusal(str(error)) from None
-    except BaseException:
-        ray_actor.disconnect()
-        raise
     return router
 
 
@@ -125,16 +128,15 @@ def _no_room(needs: Mapping[str, int], count: int, room: int) -> str:
 
 
 def _shared(config: EngineConfig, replicas: ReplicaFlags) -> EngineConfig:
-    """Replicas that share this machine's CPU share its cores and the memory of a cache; those of a
-    cluster, or with a GPU each, have what is theirs. config: with what the flags say alone."""
-    if replicas.address is not None or config.device.type == "cuda":
-        return config if config.threads else replace(config, threads=1)
-    cores, ranks = os.cpu_count() or 1, config.tensor_parallel_size
-    share = max(cores // (replicas.count * ranks), 1) if replicas.count else 1
-    threads = config.threads or share
-    count = replicas.count or max(cores // (threads * ranks), 1)
-    cache = config.cache_bytes or config.resolved_cache_bytes // (count * ranks)
-    return replace(config, threads=threads, cache_bytes=cache)
+    """Replicas that share this machine's CPU divide it; those of a cluster, or with a GPU each,
+    have what is theirs."""
+    elsewhere = replicas.address is not None or config.device.type == "cuda"
+    if elsewhere or replicas.count is None:
+        config = replace(config, threads=config.threads or 1)
+    if elsewhere:
+        return config
+    fitting = (os.cpu_count() or 1) // ((config.threads or 1) * config.tensor_parallel_size)
+    return _divided(config, replicas.count or max(fitting, 1))
 
 
 def _offload(flags: EngineFlags) -> OffloadConfig:

@@ -38,9 +38,6 @@ def check_start(config: EngineConfig) -> None:
         raise ValueError("hidden states stay where they are computed: a step has few of them")
     if placement.compress_weights or placement.compress_cache:
         raise ValueError("compressed placements can be planned but not run: leave compression out")
-    if placement.uses_disk and config.tensor_parallel_size > 1:
-        raise ValueError("a model split over processes keeps everything in memory: leave either "
-                         "--tensor-parallel-size or the disk out")  # fmt: skip
     if placement.uses_disk:
         if offload.directory is None:
             raise ValueError(f"a placement with {_disk(placement.cache, placement.weights)} on "
